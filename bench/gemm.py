@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "gpu"))
-from gemm_test import Gemm, random_matrix  # noqa: E402
+from gemm_test import SWIGLU, Gemm, random_matrix  # noqa: E402
 
 SHAPES = [("4096^3", 4096, 4096, 4096), ("8192^3", 8192, 8192, 8192), ("Llama 8B qkv, 2,048 rows", 2048, 6144, 4096),
           ("Llama 8B gate and up, 2,048 rows", 2048, 28672, 4096), ("Llama 8B down, 2,048 rows", 2048, 4096, 14336),
@@ -69,6 +69,13 @@ def epilogues(torch, gemm, add):
                        ("bias, GELU", {"bias": bias, "activation": 1}), ("bias, SiLU", {"bias": bias, "activation": 3}),
                        ("all", {"bias": bias, "activation": 2, "residual": residual})):
         add(f"epilogue {name}", m * n * k, lambda: gemm(a, b, c, 0, 1, **more), None)
+    half = torch.empty(m, n // 2, device="cuda", dtype=torch.bfloat16)
+    add("epilogue SwiGLU", m * n * k, lambda: gemm(a, b, half, 0, 1, activation=SWIGLU), None)
+    for name, columns, activation in (("FP8", n, 0), ("SwiGLU, FP8", n // 2, SWIGLU)):
+        codes = torch.empty(m, columns, device="cuda", dtype=torch.float8_e4m3fn)
+        scales = torch.empty(m, columns // 128, device="cuda")
+        add(f"epilogue {name}", m * n * k,
+            lambda: gemm(a, b, codes, 0, 1, activation=activation, c_scales=scales), None)
 
 
 def main():

@@ -11,7 +11,7 @@
     kernels/ the block formats (kernels/quant) and the encoders (kernels/cpu/quant) are for everybody from quant on.
     include/millrace sees nothing of src; millrace/error.h is for everybody, millrace/sampling.h for sample and grammar
     too, the rest of it for engine and apps. include/millrace/kernels (and kernels.h, all of it in one) sees nothing but
-    itself and C's own headers, and is for kernels, dist and everybody above.
+    itself and C's own headers (its device code, tile/, C++'s and CUDA's), and is for kernels, dist and everybody above.
     python, the engine as a Python package, stands above apps and sees what they see, and them; python/kernels, the
     kernel library as operations of others, sees include/millrace/kernels alone. examples see include/millrace, and
     dist, which has no public header yet. tests and bench see everything, and nobody sees them.
@@ -209,7 +209,7 @@ def faults_in_file(root, source, graph):
         graph.setdefault(source, set()).add(target)
         if reason := fault_of_include(source, target):
             faults.append(f"{where}: {reason}")
-    if layer == "kernel_api":
+    if layer == "kernel_api" and source.suffix != ".cuh":  # device code (tile/) is C++ and CUDA
         faults += [f"{source}: includes <{name}>: expected a header of C: {', '.join(sorted(C_HEADERS))}"
                    for name in SYSTEM_INCLUDE.findall(text) if name not in C_HEADERS]
     return faults, count

@@ -37,8 +37,8 @@ mr_gemm_args expert_product(const mr_grouped_gemm_args& args, int64_t expert) {
 
 }  // namespace
 
-size_t CpuDevice::gemm_workspace_bytes(const mr_gemm_args&) const {
-  return cpu::dense_gemm_workspace_bytes(pool_.size());
+size_t CpuDevice::gemm_workspace_bytes(const mr_gemm_args& args) const {
+  return cpu::dense_gemm_workspace_bytes(args, pool_.size());
 }
 
 void CpuDevice::gemm(const mr_gemm_args& args, void* workspace, mr_stream) {

@@ -1,6 +1,8 @@
 // The C function of millrace/kernels/gemm.h: what is checked on every device.
 #include "millrace/kernels/gemm.h"
 
+#include <cmath>
+
 #include "kernels/api/mr_device.h"
 
 namespace millrace::api {
@@ -41,6 +43,42 @@ void check_scales(mr_gemm_args& args) {
   }
 }
 
+bool is_gated(mr_gemm_activation activation) {
+  return activation == MR_GEMM_SWIGLU || activation == MR_GEMM_CLAMPED_SWIGLU;
+}
+
+// What the outputs are: their type's scales, the parameters of gates.
+void check_outputs(mr_gemm_args& args, int64_t outputs) {
+  if (is_gated(args.activation) && args.n % 2 != 0) {
+    throw_error(ErrorCode::kBadInput, "args.n is {}, expected gates and as many columns that they multiply",
+                args.n);
+  }
+  if (args.activation == MR_GEMM_CLAMPED_SWIGLU) {
+    if (!(args.gate_limit > 0.0f)) {
+      throw_error(ErrorCode::kBadInput, "args.gate_limit is {}, expected more than 0", args.gate_limit);
+    }
+    if (!std::isfinite(args.gate_alpha)) {
+      throw_error(ErrorCode::kBadInput, "args.gate_alpha is {}, expected a number", args.gate_alpha);
+    }
+  } else if (args.gate_alpha != 0.0f || args.gate_limit != 0.0f) {
+    throw_error(ErrorCode::kBadInput, "args.{} is given, expected 0 unless args.activation is clamped SwiGLU",
+                args.gate_alpha != 0.0f ? "gate_alpha" : "gate_limit");
+  }
+  if (args.out_type != MR_F8_E4M3) {
+    if (args.c_scales != nullptr)
+      throw_error(ErrorCode::kBadInput,
+                  "args.c_scales is given, expected NULL unless args.out_type is f8_e4m3");
+    return;
+  }
+  if (args.m > 0 && outputs > 0) require_aligned(args.c_scales, 4, "args.c_scales");
+  args.c_scale_stride = stride_or(args.c_scale_stride, (outputs + 127) / 128, "args.c_scale_stride");
+  product(args.m, args.c_scale_stride, "args.c_scale_stride");
+  if (args.residual != nullptr) {
+    throw_error(ErrorCode::kBadInput,
+                "args.residual is given, expected NULL with an args.out_type of f8_e4m3");
+  }
+}
+
 mr_gemm_args checked(const mr_gemm_args* given) {
   require_pointer(given, "args");
   mr_gemm_args args = *given;
@@ -50,8 +88,9 @@ mr_gemm_args checked(const mr_gemm_args* given) {
                 "args.type is {}, expected MR_F32, MR_BF16, MR_F16, MR_F8_E4M3 or MR_I8",
                 static_cast<int>(args.type));
   }
-  if (args.out_type != MR_F32 && args.out_type != MR_BF16 && args.out_type != MR_F16) {
-    throw_error(ErrorCode::kBadInput, "args.out_type is {}, expected MR_F32, MR_BF16 or MR_F16",
+  if (args.out_type != MR_F32 && args.out_type != MR_BF16 && args.out_type != MR_F16 &&
+      args.out_type != MR_F8_E4M3) {
+    throw_error(ErrorCode::kBadInput, "args.out_type is {}, expected MR_F32, MR_BF16, MR_F16 or MR_F8_E4M3",
                 static_cast<int>(args.out_type));
   }
   require_range(args.m, 0, kMaxGemmSize, "args.m");
@@ -59,17 +98,19 @@ mr_gemm_args checked(const mr_gemm_args* given) {
   require_range(args.k, 0, kMaxGemmSize, "args.k");
   require_range(args.transpose_a, 0, 1, "args.transpose_a");
   require_range(args.transpose_b, 0, 1, "args.transpose_b");
-  require_enum(args.activation, MR_GEMM_NONE, MR_GEMM_SILU, "args.activation");
+  require_enum(args.activation, MR_GEMM_NONE, MR_GEMM_CLAMPED_SWIGLU, "args.activation");
   check_matrix(args.a, args.transpose_a ? args.k : args.m, args.transpose_a ? args.m : args.k, args.lda,
                args.type, "args.a", "args.lda");
   check_matrix(args.b, args.transpose_b ? args.n : args.k, args.transpose_b ? args.k : args.n, args.ldb,
                args.type, "args.b", "args.ldb");
-  check_matrix(args.c, args.m, args.n, args.ldc, args.out_type, "args.c", "args.ldc");
+  const int64_t outputs = is_gated(args.activation) ? args.n / 2 : args.n;
+  check_matrix(args.c, args.m, outputs, args.ldc, args.out_type, "args.c", "args.ldc");
+  check_outputs(args, outputs);
   check_scales(args);
   if (args.alpha == 0.0f) args.alpha = 1.0f;
   if (args.residual != nullptr) {
     if (args.residual_stride == 0) args.residual_stride = args.ldc;
-    check_matrix(args.residual, args.m, args.n, args.residual_stride, args.out_type, "args.residual",
+    check_matrix(args.residual, args.m, outputs, args.residual_stride, args.out_type, "args.residual",
                  "args.residual_stride");
   }
   return args;

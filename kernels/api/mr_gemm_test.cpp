@@ -35,6 +35,7 @@ double get(mr_dtype type, const uint8_t* from) {
     float x;
     return std::memcpy(&x, from, 4), x;
   }
+  if (type == MR_F8_E4M3) return to_float(Fp8E4M3{*from});
   uint16_t bits;
   std::memcpy(&bits, from, 2);
   return type == MR_BF16 ? to_float(BFloat16{bits}) : to_float(Half{bits});
@@ -67,6 +68,13 @@ double activate(double x, mr_gemm_activation activation) {
     return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
   return activation == MR_GEMM_SILU ? x / (1 + std::exp(-x)) : x;
 }
+constexpr float kGateAlpha = 1.702f, kGateLimit = 0.4f;
+double activate_gate(double gate, double up, mr_gemm_activation activation) {
+  if (activation == MR_GEMM_SWIGLU) return activate(gate, MR_GEMM_SILU) * up;
+  const double g = std::min<double>(gate, kGateLimit), u = std::clamp<double>(up, -kGateLimit, kGateLimit);
+  return g / (1 + std::exp(-kGateAlpha * g)) * (u + 1);
+}
+bool is_gated(mr_gemm_activation activation) { return activation >= MR_GEMM_SWIGLU; }
 
 mr_status call(mr_device* device, const mr_gemm_args& args) {
   size_t bytes = 0;
@@ -81,9 +89,10 @@ double error_of(mr_device* device, const Case& c, std::vector<uint8_t>* bits = n
   std::mt19937 random(static_cast<uint32_t>(c.m * 31 + c.n * 7 + c.k));
   const Stored a = random_stored(random, c.type, c.transpose_a ? c.k : c.m, c.transpose_a ? c.m : c.k, 3);
   const Stored b = random_stored(random, c.type, c.transpose_b ? c.n : c.k, c.transpose_b ? c.k : c.n, 1);
-  const Stored residual = random_stored(random, c.out, c.m, c.n, 5);
+  const int64_t outputs = is_gated(c.activation) ? c.n / 2 : c.n;
+  const Stored residual = random_stored(random, c.out, c.m, outputs, 5);
   const std::vector<float> bias = random_floats(random, c.n);
-  const int64_t blocks = (c.k + 127) / 128, ldc = c.n + 2;
+  const int64_t blocks = (c.k + 127) / 128, ldc = outputs + 2;
   std::vector<float> a_scales = random_floats(random, c.type == MR_I8 ? c.m : c.m * blocks),
                      b_scales = random_floats(random, c.type == MR_I8 ? c.n : (c.n + 127) / 128 * blocks);
   const bool scaled = c.type == MR_I8 || c.type == MR_F8_E4M3;
@@ -96,41 +105,65 @@ double error_of(mr_device* device, const Case& c, std::vector<uint8_t>* bits = n
   args.c = out.data(), args.ldc = ldc;
   args.alpha = 0.25f;
   args.activation = c.activation;
+  if (c.activation == MR_GEMM_CLAMPED_SWIGLU) args.gate_alpha = kGateAlpha, args.gate_limit = kGateLimit;
+  const int64_t scales = (outputs + 127) / 128;
+  std::vector<float> c_scales(static_cast<size_t>(c.m * (scales + 1)), -1.0f);
+  if (c.out == MR_F8_E4M3) args.c_scales = c_scales.data(), args.c_scale_stride = scales + 1;
   if (scaled) args.a_scales = a_scales.data(), args.b_scales = b_scales.data();
   if (c.bias) args.bias = bias.data();
   if (c.residual) args.residual = residual.bytes.data(), args.residual_stride = residual.stride;
   EXPECT_EQ(call(device, args), MR_OK) << mr_last_error();
+  const auto value = [&](int64_t r, int64_t j) {
+    double sum = 0;
+    for (int64_t k = 0; k < c.k; ++k) {
+      double product = a.values[static_cast<size_t>(c.transpose_a ? k * c.m + r : r * c.k + k)] *
+                       b.values[static_cast<size_t>(c.transpose_b ? j * c.k + k : k * c.n + j)];
+      if (c.type == MR_F8_E4M3) {
+        product *= static_cast<double>(a_scales[static_cast<size_t>(r * blocks + k / 128)]) *
+                   b_scales[static_cast<size_t>(j / 128 * blocks + k / 128)];
+      }
+      sum += product;
+    }
+    if (c.type == MR_I8)
+      sum *= static_cast<double>(a_scales[static_cast<size_t>(r)]) * b_scales[static_cast<size_t>(j)];
+    return 0.25 * sum + (c.bias ? bias[static_cast<size_t>(j)] : 0.0f);
+  };
   double error = 0, largest = 1e-30;
   for (int64_t r = 0; r < c.m; ++r) {
+    std::vector<double> most(static_cast<size_t>(scales));
     for (int64_t j = 0; j < ldc; ++j) {
       const uint8_t* at = out.data() + static_cast<size_t>(r * ldc + j) * gemm_bytes(c.out);
-      if (j >= c.n) {
+      if (j >= outputs) {
         EXPECT_EQ(*at, 0xff) << "between rows";
         continue;
       }
-      double sum = 0;
-      for (int64_t k = 0; k < c.k; ++k) {
-        double product = a.values[static_cast<size_t>(c.transpose_a ? k * c.m + r : r * c.k + k)] *
-                         b.values[static_cast<size_t>(c.transpose_b ? j * c.k + k : k * c.n + j)];
-        if (c.type == MR_F8_E4M3) {
-          product *= static_cast<double>(a_scales[static_cast<size_t>(r * blocks + k / 128)]) *
-                     b_scales[static_cast<size_t>(j / 128 * blocks + k / 128)];
-        }
-        sum += product;
+      double expected = is_gated(c.activation)
+                            ? activate_gate(value(r, j), value(r, j + outputs), c.activation)
+                            : activate(value(r, j), c.activation);
+      if (c.residual) expected += residual.values[static_cast<size_t>(r * outputs + j)];
+      double found = get(c.out, at);
+      if (c.out == MR_F8_E4M3) {
+        found *= c_scales[static_cast<size_t>(r * (scales + 1) + j / 128)];
+        double& block = most[static_cast<size_t>(j / 128)];
+        block = std::max(block, std::abs(expected));
       }
-      if (c.type == MR_I8)
-        sum *= static_cast<double>(a_scales[static_cast<size_t>(r)]) * b_scales[static_cast<size_t>(j)];
-      double expected = activate(0.25 * sum + (c.bias ? bias[static_cast<size_t>(j)] : 0.0f), c.activation);
-      if (c.residual) expected += residual.values[static_cast<size_t>(r * c.n + j)];
-      error = std::max(error, std::abs(get(c.out, at) - expected));
+      error = std::max(error, std::abs(found - expected));
       largest = std::max(largest, std::abs(expected));
     }
+    if (c.out != MR_F8_E4M3) continue;
+    const float* row = c_scales.data() + r * (scales + 1);
+    for (int64_t s = 0; s < scales; ++s) {
+      EXPECT_NEAR(row[s] * 448, most[static_cast<size_t>(s)], 1e-5 * largest);
+    }
+    EXPECT_EQ(row[scales], -1.0f) << "between rows of scales";
   }
   if (bits != nullptr) *bits = out;
   return error / largest;
 }
 
-double allowed(mr_dtype out) { return out == MR_F32 ? 3e-6 : out == MR_F16 ? 1e-3 : 8e-3; }
+double allowed(mr_dtype out) {
+  return out == MR_F32 ? 3e-6 : out == MR_F16 ? 1e-3 : out == MR_BF16 ? 8e-3 : 0.04;
+}
 
 TEST(Gemm, EveryTypeLayoutAndShape) {
   for (const std::string& isa : isas()) {
@@ -161,6 +194,22 @@ TEST(Gemm, Epilogues) {
       for (int what = 0; what < 4; ++what) {
         const Case c{MR_BF16, out, 30, 70, 40, 0, 1, activation, what % 2 == 1, what / 2 == 1};
         EXPECT_LE(error_of(device.get(), c), allowed(out)) << activation << " " << out << " " << what;
+      }
+    }
+  }
+}
+
+TEST(Gemm, GatesAndOutputsInEightBits) {
+  const DevicePtr device = open_cpu();
+  for (const mr_gemm_activation activation :
+       {MR_GEMM_NONE, MR_GEMM_GELU, MR_GEMM_SWIGLU, MR_GEMM_CLAMPED_SWIGLU}) {
+    for (const mr_dtype out : {MR_F32, MR_BF16, MR_F8_E4M3}) {
+      for (const auto& [m, n] : {std::pair{3, 2}, {30, 70}, {5, 300}, {270, 512}}) {
+        if (m == 270 && out == MR_BF16) continue;
+        const mr_dtype type = n == 300 ? MR_I8 : MR_BF16;
+        const Case c{type, out, m, n, 40, 0, 1, activation, m % 2 == 0, out != MR_F8_E4M3 && n == 70};
+        EXPECT_LE(error_of(device.get(), c), allowed(out))
+            << activation << " " << out << " " << m << " x " << n;
       }
     }
   }
@@ -203,6 +252,13 @@ TEST(Gemm, WhatIsWrongIsNamedAndNothingWritten) {
           [](mr_gemm_args& x) { std::memset(&x.activation, 9, sizeof x.activation); });
   refused(MR_ERROR_INVALID, "a_scales", [&](mr_gemm_args& x) { x.a_scales = a.data(); });
   refused(MR_ERROR_INVALID, "args.a_scales", [](mr_gemm_args& x) { x.type = MR_F8_E4M3; });
+  refused(MR_ERROR_INVALID, "args.n", [](mr_gemm_args& x) { x.activation = MR_GEMM_SWIGLU, x.n = 7; });
+  refused(MR_ERROR_INVALID, "gate_limit", [](mr_gemm_args& x) { x.activation = MR_GEMM_CLAMPED_SWIGLU; });
+  refused(MR_ERROR_INVALID, "gate_alpha", [](mr_gemm_args& x) { x.gate_alpha = 1.0f; });
+  refused(MR_ERROR_INVALID, "c_scales", [](mr_gemm_args& x) { x.out_type = MR_F8_E4M3; });
+  refused(MR_ERROR_INVALID, "c_scales", [&](mr_gemm_args& x) { x.c_scales = a.data(); });
+  refused(MR_ERROR_INVALID, "args.residual",
+          [&](mr_gemm_args& x) { x.out_type = MR_F8_E4M3, x.c_scales = a.data(), x.residual = b.data(); });
   EXPECT_EQ(c, std::vector<float>(64, 7.0f));
 }
 

@@ -62,6 +62,22 @@ inline float to_float(Fp8E4M3 x) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | sign);
 }
 
+// To nearest, even where two are as near; beyond +-448 it stays there.
+inline Fp8E4M3 to_fp8_e4m3(float x) {
+  const uint32_t u = std::bit_cast<uint32_t>(x);
+  const auto sign = static_cast<uint8_t>(u >> 24 & 0x80u);
+  uint32_t magnitude = u & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return {static_cast<uint8_t>(sign | 0x7fu)};
+  if (magnitude > 0x43e00000u) magnitude = 0x43e00000u;  // 448
+  if (magnitude < 0x3c800000u) {
+    // Subnormal: adding 2^14 aligns the last kept bit, 2^-9, with float32's, and the addition rounds.
+    const float shifted = std::bit_cast<float>(magnitude) + 0x1p14f;
+    return {static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x46800000u))};
+  }
+  const uint32_t rounded = magnitude + 0x7ffffu + (magnitude >> 20 & 1u);
+  return {static_cast<uint8_t>(sign | ((rounded - 0x3c000000u) >> 20))};
+}
+
 inline float to_float(E8M0 x) {
   if (x.bits == 255) return std::bit_cast<float>(0x7fc00000u);
   if (x.bits == 0) return 0x1p-127f;

@@ -9,6 +9,8 @@ import sys
 
 SKIPPED = 77
 F32, F16, BF16, F8, I8 = 0, 1, 2, 3, 100
+SWIGLU, CLAMPED_SWIGLU = 4, 5
+GATE = 1.702, 2.0  # alpha and limit
 P, I, L, F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 
@@ -16,7 +18,7 @@ class Args(ctypes.Structure):
     _fields_ = [("type", I), ("m", L), ("n", L), ("k", L), ("a", P), ("lda", L), ("transpose_a", I), ("b", P), ("ldb", L),
                 ("transpose_b", I), ("out_type", I), ("c", P), ("ldc", L), ("alpha", F), ("a_scales", P), ("b_scales", P),
                 ("a_scale_stride", L), ("b_scale_stride", L), ("bias", P), ("activation", I), ("residual", P),
-                ("residual_stride", L)]
+                ("residual_stride", L), ("gate_alpha", F), ("gate_limit", F), ("c_scales", P), ("c_scale_stride", L)]
 
 
 def skip(why):
@@ -40,8 +42,10 @@ class Gemm:
         if status != 0:
             raise RuntimeError(f"status {status}: {self.c.mr_last_error().decode()}")
 
-    def __call__(self, a, b, c, transpose_a, transpose_b, bias=None, activation=0, residual=None, scales=None, alpha=1.0):
-        args = Args(type=self.types[a.dtype], m=c.shape[0], n=c.shape[1], k=a.shape[0] if transpose_a else a.shape[1],
+    def __call__(self, a, b, c, transpose_a, transpose_b, bias=None, activation=0, residual=None, scales=None, alpha=1.0,
+                 c_scales=None):
+        args = Args(type=self.types[a.dtype], m=c.shape[0], n=b.shape[0 if transpose_b else 1],
+                    k=a.shape[0 if transpose_a else 1],
                     a=a.data_ptr(), lda=a.stride(0), transpose_a=transpose_a, b=b.data_ptr(), ldb=b.stride(0),
                     transpose_b=transpose_b, out_type=self.types[c.dtype], c=c.data_ptr(), ldc=c.stride(0), alpha=alpha,
                     activation=activation)
@@ -51,8 +55,16 @@ class Gemm:
             args.residual, args.residual_stride = residual.data_ptr(), residual.stride(0)
         if scales is not None:
             args.a_scales, args.b_scales = scales[0].data_ptr(), scales[1].data_ptr()
+        if activation == CLAMPED_SWIGLU:
+            args.gate_alpha, args.gate_limit = GATE
+        if c_scales is not None:
+            args.c_scales, args.c_scale_stride = c_scales.data_ptr(), c_scales.stride(0)
+        size = ctypes.c_size_t()
+        self.check(self.c.mr_gemm_workspace_bytes(self.device, ctypes.byref(args), ctypes.byref(size)))
+        workspace = self.torch.empty(size.value, device="cuda", dtype=self.torch.uint8) if size.value else None
         stream = P(self.torch.cuda.current_stream().cuda_stream)
-        self.check(self.c.mr_gemm(self.device, ctypes.byref(args), None, ctypes.c_size_t(0), stream))
+        self.check(self.c.mr_gemm(self.device, ctypes.byref(args), P(workspace.data_ptr()) if size.value else None,
+                                  size, stream))
 
 
 def random_matrix(torch, rows, cols, dtype, gap=0):
@@ -119,6 +131,53 @@ class Test:
                         return y + residual.double() if with_residual else y
                     self.compare(f"epilogue {which} {m} x {n} to {out}", a, b, 0, 1, out, allowed, expected, **more)
 
+    def gates(self):
+        """Gated activations and outputs in FP8, of every type, layout and kernel."""
+        torch = self.torch
+
+        def clamped(x):
+            gate, up = x.chunk(2, 1)
+            gate, up = gate.clamp(max=GATE[1]), up.clamp(-GATE[1], GATE[1])
+            return gate * torch.sigmoid(GATE[0] * gate) * (up + 1)
+        functions = {0: lambda x: x, 1: torch.nn.functional.gelu, 3: torch.nn.functional.silu, CLAMPED_SWIGLU: clamped,
+                     SWIGLU: lambda x: torch.nn.functional.silu(x.chunk(2, 1)[0]) * x.chunk(2, 1)[1]}
+        for m, n, k in ((200, 272, 320), (33, 54, 70), (300, 1040, 512)):
+            for dtype in (torch.bfloat16, torch.float16, torch.int8):
+                layouts = ((0, 1),) if dtype == torch.int8 else ((0, 1), (0, 0), (1, 0))
+                for transpose_a, transpose_b in layouts:
+                    a = random_matrix(torch, *((k, m) if transpose_a else (m, k)), dtype)
+                    b = random_matrix(torch, *((n, k) if transpose_b else (k, n)), dtype)
+                    alpha = 1e-5 if dtype == torch.int8 else 0.125
+                    bias = torch.randn(n, device="cuda")
+                    sums = alpha * (a.t() if transpose_a else a).double() @ (b.t() if transpose_b else b).double()
+                    for activation, function in functions.items():
+                        exact = function(sums + bias.double())
+                        name = f"{dtype} {transpose_a}{transpose_b} {m} x {n} x {k}, activation {activation}"
+                        more = {"activation": activation, "alpha": alpha, "bias": bias}
+                        self.compare_codes(name, a, b, transpose_a, transpose_b, exact, **more)
+                        if activation >= SWIGLU:
+                            residual = random_matrix(torch, m, n // 2, torch.bfloat16)
+                            self.compare(name, a, b, transpose_a, transpose_b, torch.bfloat16, 6e-3,
+                                         lambda x: exact + residual.double(), residual=residual, **more)
+
+    def compare_codes(self, what, a, b, transpose_a, transpose_b, exact, **more):
+        torch = self.torch
+        (m, n), blocks = exact.shape, (exact.shape[1] + 127) // 128
+        codes = torch.zeros(m, n + 16, device="cuda", dtype=torch.uint8).view(torch.float8_e4m3fn)
+        scales = torch.full((m, blocks + 1), -1.0, device="cuda")
+        self.gemm(a, b, codes[:, :n], transpose_a, transpose_b, c_scales=scales, **more)
+        padded = torch.zeros(m, 128 * blocks, device="cuda", dtype=torch.float64)
+        padded[:, :n] = exact
+        most, found = padded.view(m, -1, 128).abs().amax(2), scales[:, :blocks].double() * 448
+        largest = most.max()
+        self.expect(what, bool(((found - most).abs() <= 1e-5 * largest).all()) and bool((scales[:, blocks] == -1).all()),
+                    "scales are not the largest magnitudes")
+        got = codes[:, :n].double() * scales[:, :blocks].double().repeat_interleave(128, 1)[:, :n]
+        step = most.repeat_interleave(128, 1)[:, :n] / 28  # half of the distance of the largest codes is 16 of 448
+        self.expect(what, bool(((got - exact).abs() <= step + 1e-5 * largest).all()),
+                    f"codes are {(got - exact).abs().max().item():.2e} off, of {largest.item():.2e}")
+        self.expect(what, bool((codes.view(torch.uint8)[:, n:] == 0).all()), "wrote between rows")
+
     def scales(self):
         torch = self.torch
         for m, n, k in ((128, 256, 128), (256, 128, 512), (130, 264, 1040), (16, 128, 128), (1000, 328, 144),
@@ -158,7 +217,7 @@ def main():
         skip("no GPU")
     torch.manual_seed(1)
     test = Test(torch, Gemm(sys.argv[1], torch))
-    for part in (test.layouts, test.epilogues, test.scales, test.bits):
+    for part in (test.layouts, test.epilogues, test.gates, test.scales, test.bits):
         part()
     print(f"[  figure  ] cuda products: {test.cases} comparisons, {test.failed} failed")
     sys.exit(1 if test.failed else 0)

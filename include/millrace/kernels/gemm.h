@@ -3,6 +3,9 @@
  *
  *     c[m, n] = activation(alpha * sum_k op(a)[m, k] op(b)[k, n] * scales + bias[n]) + residual[m, n]
  *
+ * Gated activations take two columns for an output: of n columns the first n / 2 are gates, the others what
+ * they multiply, and c and residual are [m, n / 2].
+ *
  * Forward and gradients of a linear layer y = x W^T, with W [out, in], are the three layouts:
  *     y  = x W^T      transpose_a 0, transpose_b 1  (NT)
  *     dx = dy W       transpose_a 0, transpose_b 0  (NN)
@@ -22,7 +25,10 @@ typedef enum mr_gemm_activation {
   MR_GEMM_NONE = 0,
   MR_GEMM_GELU = 1,      /* x / 2 * (1 + erf(x / sqrt(2))) */
   MR_GEMM_GELU_TANH = 2, /* by tanh */
-  MR_GEMM_SILU = 3       /* x * sigmoid(x) */
+  MR_GEMM_SILU = 3,      /* x * sigmoid(x) */
+  MR_GEMM_SWIGLU = 4,    /* silu(gate) * up; n is even */
+  /* g = min(gate, gate_limit), u = clamp(up, +-gate_limit): g * sigmoid(gate_alpha g) * (u + 1); n is even */
+  MR_GEMM_CLAMPED_SWIGLU = 5
 } mr_gemm_activation;
 
 typedef struct mr_gemm_args {
@@ -34,8 +40,8 @@ typedef struct mr_gemm_args {
   const void* b; /* [k, n] or, transposed, [n, k]; rows ldb elements apart (0: packed) */
   int64_t ldb;
   int32_t transpose_b;
-  mr_dtype out_type; /* of c: MR_F32, MR_BF16, MR_F16 */
-  void* c;           /* [m, n], rows ldc elements apart (0: packed) */
+  mr_dtype out_type; /* of c: MR_F32, MR_BF16, MR_F16, MR_F8_E4M3 (with c_scales) */
+  void* c;           /* [m, n] or, gated, [m, n / 2]; rows ldc elements apart (0: packed) */
   int64_t ldc;
 
   float alpha; /* 0: 1 */
@@ -47,9 +53,16 @@ typedef struct mr_gemm_args {
   int64_t a_scale_stride, b_scale_stride;
   const float* bias; /* [n], or NULL */
   mr_gemm_activation activation;
-  const void*
-      residual; /* [m, n] of out_type, rows residual_stride elements apart (0: ldc), or NULL; may be c */
+  const void* residual; /* as c, of out_type, rows residual_stride elements apart (0: ldc), or NULL; may be c.
+                           Not with MR_F8_E4M3. */
   int64_t residual_stride;
+
+  float gate_alpha, gate_limit; /* of MR_GEMM_CLAMPED_SWIGLU; 0 with the others */
+  /* Of an out_type of MR_F8_E4M3, as a_scales of a next product takes them: one for every 1 x 128 outputs,
+   * the largest magnitude / 448, [m][c_scale_stride] (0: one for every 128 columns of c). NULL for other
+   * types. */
+  float* c_scales;
+  int64_t c_scale_stride;
 } mr_gemm_args;
 
 /* As fast as it gets on Hopper where a, b, c and their rows are aligned to 16 bytes, and both operands of an

@@ -64,7 +64,7 @@ class CudaDevice final : public mr_device {
   size_t matmul_workspace_bytes(const mr_weight& weight, int64_t rows) const override;
   void matmul(const mr_matmul_args& args, void* workspace, mr_stream stream) override;
 
-  size_t gemm_workspace_bytes(const mr_gemm_args&) const override { return 0; }
+  size_t gemm_workspace_bytes(const mr_gemm_args& args) const override;
   void gemm(const mr_gemm_args& args, void* workspace, mr_stream stream) override;
 
   // cuda_linear_attention.cpp

@@ -21,14 +21,19 @@ cuda::DenseType type_of(mr_dtype type) {
 }
 
 cuda::DenseOut out_of(mr_dtype type) {
-  return type == MR_F32    ? cuda::DenseOut::kF32
-         : type == MR_BF16 ? cuda::DenseOut::kBf16
-                           : cuda::DenseOut::kF16;
+  switch (type) {
+    case MR_F32:
+      return cuda::DenseOut::kF32;
+    case MR_BF16:
+      return cuda::DenseOut::kBf16;
+    case MR_F16:
+      return cuda::DenseOut::kF16;
+    default:
+      return cuda::DenseOut::kE4m3;
+  }
 }
 
-}  // namespace
-
-void CudaDevice::gemm(const mr_gemm_args& args, void*, mr_stream stream) {
+cuda::DenseGemm dense_of(const mr_gemm_args& args) {
   cuda::DenseGemm op;
   op.type = type_of(args.type);
   op.a = args.a;
@@ -51,7 +56,21 @@ void CudaDevice::gemm(const mr_gemm_args& args, void*, mr_stream stream) {
   op.epilogue.residual = args.residual;
   op.epilogue.residual_stride = args.residual_stride;
   op.epilogue.out = out_of(args.out_type);
-  cuda::launch_dense(op, at(stream));
+  op.epilogue.gate_alpha = args.gate_alpha;
+  op.epilogue.gate_limit = args.gate_limit;
+  op.epilogue.out_scales = args.c_scales;
+  op.epilogue.out_scale_stride = args.c_scale_stride;
+  return op;
+}
+
+}  // namespace
+
+size_t CudaDevice::gemm_workspace_bytes(const mr_gemm_args& args) const {
+  return cuda::dense_workspace_bytes(dense_of(args), device_);
+}
+
+void CudaDevice::gemm(const mr_gemm_args& args, void* workspace, mr_stream stream) {
+  cuda::launch_dense(dense_of(args), at(stream), workspace);
 }
 
 }  // namespace millrace::api::gpu

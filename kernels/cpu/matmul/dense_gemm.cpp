@@ -3,6 +3,9 @@
 // is 256 KB, within the second-level cache; its conversion costs 1/64 of the multiply-adds, that of B 1/256.
 //
 // int8: the sum of 256 products is a whole number below 2^24, exact in float32; chunks are added in int32.
+//
+// Gates lie n / 2 columns from what they multiply, and a scale is that of 128 outputs: such sums, with their
+// bias, go to memory, and rows are finished when all are there.
 #include "kernels/cpu/matmul/dense_gemm.h"
 
 #include <algorithm>
@@ -62,11 +65,59 @@ void write_out(void* to, int64_t at, mr_dtype type, float value) {
   }
 }
 
+bool is_gated(const mr_gemm_args& args) {
+  return args.activation == MR_GEMM_SWIGLU || args.activation == MR_GEMM_CLAMPED_SWIGLU;
+}
+bool goes_by_rows(const mr_gemm_args& args) { return is_gated(args) || args.out_type == MR_F8_E4M3; }
+
+float activate(float x, mr_gemm_activation activation) {
+  switch (activation) {
+    case MR_GEMM_GELU:
+      return 0.5f * x * (1.0f + std::erf(x * 0.70710678f));
+    case MR_GEMM_GELU_TANH:
+      return 0.5f * x * (1.0f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+    case MR_GEMM_SILU:
+      return x / (1.0f + std::exp(-x));
+    default:
+      return x;
+  }
+}
+float activate_gate(float gate, float up, const mr_gemm_args& args) {
+  if (args.activation == MR_GEMM_SWIGLU) return gate / (1.0f + std::exp(-gate)) * up;
+  const float limit = args.gate_limit, g = gate > limit ? limit : gate;  // NaN stays
+  const float u = up > limit ? limit : up < -limit ? -limit : up;
+  return g / (1.0f + std::exp(-args.gate_alpha * g)) * (u + 1.0f);
+}
+
+// Row `row` of c from its sums and bias, [n]; they are overwritten.
+void finish_row(const mr_gemm_args& args, float* values, int64_t row) {
+  const bool gated = is_gated(args);
+  const int64_t outputs = gated ? args.n / 2 : args.n;
+  for (int64_t j = 0; j < outputs; ++j) {
+    values[j] =
+        gated ? activate_gate(values[j], values[j + outputs], args) : activate(values[j], args.activation);
+    if (args.residual != nullptr)
+      values[j] += read_out(args.residual, row * args.residual_stride + j, args.out_type);
+    if (args.out_type != MR_F8_E4M3) write_out(args.c, row * args.ldc + j, args.out_type, values[j]);
+  }
+  if (args.out_type != MR_F8_E4M3) return;
+  auto* codes = static_cast<uint8_t*>(args.c) + row * args.ldc;
+  for (int64_t begin = 0; begin < outputs; begin += 128) {
+    const int64_t end = std::min<int64_t>(begin + 128, outputs);
+    float most = 0.0f;
+    for (int64_t j = begin; j < end; ++j) most = std::max(most, std::abs(values[j]));
+    const float scale = most / 448.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    args.c_scales[row * args.c_scale_stride + begin / 128] = scale;
+    for (int64_t j = begin; j < end; ++j) codes[j] = to_fp8_e4m3(values[j] * inverse).bits;
+  }
+}
+
 struct Tile {
   const Context& on;
   const mr_gemm_args& args;
   const DenseScratch& scratch;
-  int64_t row, column, rows, columns;  // of c
+  float* values;                       // [m][n]: where sums with their bias go, or null
+  int64_t row, column, rows, columns;  // of the sums
 
   const uint8_t* operand(const void* data, int64_t at) const {
     return static_cast<const uint8_t*>(data) + at * bytes_of_element(args.type);
@@ -145,22 +196,14 @@ struct Tile {
       scratch.sums[at] = sum;
     });
   }
-  static float activate(float x, mr_gemm_activation activation) {
-    switch (activation) {
-      case MR_GEMM_GELU:
-        return 0.5f * x * (1.0f + std::erf(x * 0.70710678f));
-      case MR_GEMM_GELU_TANH:
-        return 0.5f * x * (1.0f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x)));
-      case MR_GEMM_SILU:
-        return x / (1.0f + std::exp(-x));
-      default:
-        return x;
-    }
-  }
   void store() const {
     each([&](int64_t r, int64_t c, int64_t at) {
       float y = args.alpha * scratch.sums[at];
       if (args.bias != nullptr) y += args.bias[column + c];
+      if (values != nullptr) {
+        values[(row + r) * args.n + column + c] = y;
+        return;
+      }
       y = activate(y, args.activation);
       if (args.residual != nullptr)
         y += read_out(args.residual, (row + r) * args.residual_stride + column + c, args.out_type);
@@ -171,24 +214,30 @@ struct Tile {
 
 }  // namespace
 
-size_t dense_gemm_workspace_bytes(int threads) {
+size_t dense_gemm_workspace_bytes(const mr_gemm_args& args, int threads) {
   Arena arena(nullptr);
   for (int t = 0; t < threads; ++t) take_scratch(arena);
+  if (goes_by_rows(args)) arena.take<float>(args.m * args.n);
   return arena.used();
 }
 
 void dense_gemm(const Context& on, const mr_gemm_args& args, void* workspace) {
   Arena one(nullptr);
   take_scratch(one);
+  auto* const base = static_cast<uint8_t*>(workspace);
+  float* const values =
+      goes_by_rows(args) ? reinterpret_cast<float*>(base + static_cast<size_t>(on.pool.size()) * one.used())
+                         : nullptr;
   const int64_t down = (args.m + kRows - 1) / kRows, across = (args.n + kDenseLanes - 1) / kDenseLanes;
   on.pool.parallel_for(down * across, 1, [&](int64_t begin, int64_t end, int thread) {
-    Arena arena(static_cast<uint8_t*>(workspace) + static_cast<size_t>(thread) * one.used());
+    Arena arena(base + static_cast<size_t>(thread) * one.used());
     const DenseScratch scratch = take_scratch(arena);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i / across * kRows, column = i % across * kDenseLanes;
       const Tile tile{on,
                       args,
                       scratch,
+                      values,
                       row,
                       column,
                       std::min(kRows, args.m - row),
@@ -196,6 +245,10 @@ void dense_gemm(const Context& on, const mr_gemm_args& args, void* workspace) {
       tile.run();
       tile.store();
     }
+  });
+  if (values == nullptr) return;
+  on.pool.parallel_for(args.m, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) finish_row(args, values + row * args.n, row);
   });
 }
 

@@ -7,7 +7,7 @@
 
 namespace millrace::cpu {
 
-size_t dense_gemm_workspace_bytes(int threads);
+size_t dense_gemm_workspace_bytes(const mr_gemm_args& args, int threads);
 // The arguments were checked, strides of 0 replaced.
 void dense_gemm(const Context& on, const mr_gemm_args& args, void* workspace);
 

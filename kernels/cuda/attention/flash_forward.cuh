@@ -7,6 +7,9 @@
 #pragma once
 
 #include "kernels/cuda/attention/flash_schedule.cuh"
+#include "millrace/kernels/tile/grid.cuh"
+#include "millrace/kernels/tile/ring.cuh"
+#include "millrace/kernels/tile/warp.cuh"
 
 namespace millrace::cuda {
 
@@ -69,33 +72,27 @@ struct FlashForwardParams {
 
 #ifdef MILLRACE_HAS_WGMMA
 
+// The rings (millrace/kernels/tile/ring.cuh): keys and values, whose empty barriers every consumer warp
+// arrives on, queries, and items, which the producer writes and consumers read.
+template <class C>
+struct FlashForwardRings {
+  tile::RingBarriers<C::kStages> keys, values;
+  tile::RingBarriers<C::kQueryStages> queries;
+  tile::RingBarriers<C::kItemSlots> items;
+};
+
 // Barriers and buffers, as producer and consumers see them.
 template <class C>
 struct FlashForwardShared {
+  using Rings = FlashForwardRings<C>;
+  static_assert(sizeof(Rings) == C::kBarriers * 8);
   uint8_t* base;
-  __device__ uint64_t* barrier(int i) const { return reinterpret_cast<uint64_t*>(base + C::kBarriersAt) + i; }
-  // full: the copies of a tile have arrived. empty: every consumer warp has read it.
-  __device__ uint64_t* full(bool values, uint32_t n) const {
-    return barrier((values ? 2 : 0) * C::kStages + static_cast<int>(n % C::kStages));
-  }
-  __device__ uint64_t* empty(bool values, uint32_t n) const {
-    return barrier((values ? 3 : 1) * C::kStages + static_cast<int>(n % C::kStages));
-  }
-  __device__ uint64_t* query_full(uint32_t n) const {
-    return barrier(4 * C::kStages + static_cast<int>(n % C::kQueryStages));
-  }
-  __device__ uint64_t* query_empty(uint32_t n) const {
-    return barrier(4 * C::kStages + C::kQueryStages + static_cast<int>(n % C::kQueryStages));
+  __device__ Rings& rings() const { return *reinterpret_cast<Rings*>(base + C::kBarriersAt); }
+  template <bool kValues>
+  __device__ tile::RingBarriers<C::kStages>& ring() const {
+    return kValues ? rings().values : rings().keys;
   }
   __device__ uint8_t* queries(uint32_t n) const { return base + n % C::kQueryStages * C::kQueryBytes; }
-  // The item ring: the producer writes what comes next, consumers read it.
-  __device__ uint64_t* item_full(uint32_t n) const {
-    return barrier(4 * C::kStages + 2 * C::kQueryStages + static_cast<int>(n % C::kItemSlots));
-  }
-  __device__ uint64_t* item_empty(uint32_t n) const {
-    return barrier(4 * C::kStages + 2 * C::kQueryStages + C::kItemSlots +
-                   static_cast<int>(n % C::kItemSlots));
-  }
   __device__ int4* item(uint32_t n) const {
     return reinterpret_cast<int4*>(base + C::kItemsAt) + n % C::kItemSlots;
   }
@@ -110,21 +107,10 @@ struct FlashForwardShared {
 
   __device__ void init() const {
     constexpr uint32_t kWarps = C::kConsumers * ptx::kWarpgroupWarps;
-    for (uint32_t n = 0; n < C::kStages; ++n) {
-      for (const bool values : {false, true}) {
-        ptx::barrier_init(full(values, n), 1);
-        ptx::barrier_init(empty(values, n), kWarps);
-      }
-    }
-    for (uint32_t n = 0; n < C::kQueryStages; ++n) {
-      ptx::barrier_init(query_full(n), 1);
-      ptx::barrier_init(query_empty(n), kWarps);
-    }
-    for (uint32_t n = 0; n < C::kItemSlots; ++n) {
-      ptx::barrier_init(item_full(n), 1);
-      ptx::barrier_init(item_empty(n), kWarps);
-    }
-    ptx::barrier_init_fence();
+    rings().keys.init(kWarps);
+    rings().values.init(kWarps);
+    rings().queries.init(kWarps);
+    rings().items.init(kWarps);
   }
 };
 
@@ -166,23 +152,27 @@ struct FlashKeyTiles {
 // One warp: all lanes wait, lane i copies box i.
 template <class C>
 class FlashForwardProducer {
+  using Round = tile::Cursor<C::kStages>;
+
  public:
   __device__ FlashForwardProducer(const FlashForwardParams& p, uint8_t* shared)
       : p_(p), shared_{shared}, lane_(static_cast<int32_t>(threadIdx.x % kWarpLanes)) {}
 
   __device__ void run() {
     const int32_t items = p_.schedule.items(p_.shape);
-    int32_t item = static_cast<int32_t>(blockIdx.x);
+    const tile::WorkQueue queue{p_.schedule.counter};
+    int32_t item = queue.first();
     for (uint32_t round = 0;; ++round) {
       // On its way while this item's tiles are loaded.
       int32_t next = 0;
-      if (lane_ == 0) next = atomicAdd(p_.schedule.counter, 1) + static_cast<int32_t>(gridDim.x);
+      if (lane_ == 0) next = queue.next();
       const bool has = item < items;
       const FlashSchedule::Item at = has ? p_.schedule.at(p_.shape, item) : FlashSchedule::Item{-1, 0, 0, 0};
-      ptx::barrier_wait(shared_.item_empty(round), round / C::kItemSlots % 2 ^ 1);
+      const auto slot = tile::Cursor<C::kItemSlots>::at(round);
+      shared_.rings().items.wait_empty(slot);
       if (lane_ == 0) {
         *shared_.item(round) = {at.b, at.head, at.tile, at.split};
-        ptx::barrier_arrive(shared_.item_full(round));
+        ptx::barrier_arrive(shared_.rings().items.full + slot.stage);
       }
       if (!has) return;
       load_item(at);
@@ -209,8 +199,9 @@ class FlashForwardProducer {
   __device__ void load_queries(const FlashSequence& seq, const FlashSchedule::Item& at) {
     const FlashShape& s = p_.shape;
     const uint32_t n = n_queries_++;
-    uint64_t* full = shared_.query_full(n);
-    ptx::barrier_wait(shared_.query_empty(n), n / C::kQueryStages % 2 ^ 1);
+    const auto stage = tile::Cursor<C::kQueryStages>::at(n);
+    uint64_t* full = shared_.rings().queries.full + stage.stage;
+    shared_.rings().queries.wait_empty(stage);
     if (lane_ == 0) ptx::barrier_arrive_expect(full, C::kQueryBytes);
     __syncwarp();
     if (lane_ >= C::kParts) return;
@@ -228,9 +219,10 @@ class FlashForwardProducer {
     constexpr int kParts = kValues ? C::kPartsV : C::kParts;
     const FlashShape& s = p_.shape;
     const CUtensorMap* map = kValues ? &p_.v : &p_.k;
-    uint64_t* full = shared_.full(kValues, n);
+    auto& ring = shared_.template ring<kValues>();
+    uint64_t* full = ring.full + Round::at(n).stage;
     uint8_t* stage = kValues ? shared_.values(n) : shared_.keys(n);
-    ptx::barrier_wait(shared_.empty(kValues, n), n / C::kStages % 2 ^ 1);
+    ring.wait_empty(Round::at(n));
     if constexpr (C::kSparse) {
       const int2 halves = tiles.halves(p_, tile);
       if (lane_ == 0) {
@@ -286,6 +278,8 @@ class FlashForwardProducer {
 template <class C>
 class FlashForwardConsumer {
   using Element = typename C::Element;
+  using Round = tile::Cursor<C::kStages>;
+  using QueryRound = tile::Cursor<C::kQueryStages>;
   static constexpr int kScores = C::kTileKeys / 2, kSums = C::kDimV / 2, kSteps = C::kTileKeys / 16;
 
  public:
@@ -297,19 +291,24 @@ class FlashForwardConsumer {
   __device__ __forceinline__ void run() {
     if (C::kTakeTurns && warpgroup_ == 1) pass_turn();  // the first turn is warpgroup 0's
     for (uint32_t round = 0;; ++round) {
-      ptx::barrier_wait(shared_.item_full(round), round / C::kItemSlots % 2);
+      const auto slot = tile::Cursor<C::kItemSlots>::at(round);
+      shared_.rings().items.wait_full(slot);
       const int4 item = *shared_.item(round);
       __syncwarp();  // all lanes have read it
-      arrive(shared_.item_empty(round));
+      leave(shared_.rings().items, slot);
       if (item.x < 0) return;
       run_item({item.x, item.y, item.z, item.w});
     }
   }
 
  private:
-  __device__ static void arrive(uint64_t* barrier) {
-    if (threadIdx.x % kWarpLanes == 0) ptx::barrier_arrive(barrier);
+  // This warp has read it.
+  template <class Ring>
+  __device__ static void leave(Ring& ring, typename Ring::Cursor at) {
+    if (threadIdx.x % kWarpLanes == 0) ring.release(at);
   }
+  __device__ auto& key_ring() const { return shared_.rings().keys; }
+  __device__ auto& value_ring() const { return shared_.rings().values; }
   // Barriers 1 and 2: a warpgroup waits for its own, and the other one lets it go on.
   __device__ void wait_turn() const {
     if constexpr (C::kTakeTurns) ptx::named_barrier<2 * ptx::kWarpgroupThreads>(1 + warpgroup_);
@@ -326,7 +325,7 @@ class FlashForwardConsumer {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) acc[i] = 0.0f;
     if (tiles.past > tiles.first) {
-      ptx::barrier_wait(shared_.query_full(n_queries_), n_queries_ / C::kQueryStages % 2);
+      shared_.rings().queries.wait_full(QueryRound::at(n_queries_));
       mainloop(tiles, acc);
       ++n_queries_;
     }
@@ -352,45 +351,45 @@ class FlashForwardConsumer {
   __device__ __forceinline__ void mainloop(const FlashKeyTiles<C>& tiles, float (&acc)[kSums]) {
     float score[kScores], alpha[2];
     uint32_t prob[kSteps][4];
-    ptx::barrier_wait(shared_.full(false, n_), n_ / C::kStages % 2);
+    key_ring().wait_full(Round::at(n_));
     multiply_qk(n_, score);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(score);
     const int2 keys = keys_of(tiles.past - 1, n_);
-    arrive(shared_.empty(false, n_));
+    leave(key_ring(), Round::at(n_));
     softmax(keys, score, alpha);
     round_probs(score, prob);
     for (int32_t tile = tiles.past - 2; tile >= tiles.first; --tile) {
-      ptx::barrier_wait(shared_.full(false, n_ + 1), (n_ + 1) / C::kStages % 2);
+      key_ring().wait_full(Round::at(n_ + 1));
       wait_turn();
       ptx::fence_registers(acc);
       multiply_qk(n_ + 1, score);
-      ptx::barrier_wait(shared_.full(true, n_), n_ / C::kStages % 2);
+      value_ring().wait_full(Round::at(n_));
       multiply_pv(prob, acc);
       pass_turn();
       ptx::wgmma_wait<1>();
       ptx::fence_registers(score);
       const int2 next = keys_of(tile, n_ + 1);
-      arrive(shared_.empty(false, n_ + 1));
+      leave(key_ring(), Round::at(n_ + 1));
       softmax(next, score, alpha);
       // Here, since the assembler would have the softmax wait for P V.
       ptx::fence_registers(score);
       ptx::wgmma_wait<0>();
       ptx::fence_registers(acc);
       ptx::fence_registers(prob);
-      arrive(shared_.empty(true, n_));
+      leave(value_ring(), Round::at(n_));
       ++n_;
       round_probs(score, prob);
       rescale(alpha, acc);
     }
-    arrive(shared_.query_empty(n_queries_));
-    ptx::barrier_wait(shared_.full(true, n_), n_ / C::kStages % 2);
+    leave(shared_.rings().queries, QueryRound::at(n_queries_));
+    value_ring().wait_full(Round::at(n_));
     ptx::fence_registers(acc);
     multiply_pv(prob, acc);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(acc);
     ptx::fence_registers(prob);
-    arrive(shared_.empty(true, n_));
+    leave(value_ring(), Round::at(n_));
     ++n_;
   }
 
@@ -452,7 +451,7 @@ class FlashForwardConsumer {
     for (int i = 0; i < kScores; ++i) tile_max[i / 2 % 2] = fmaxf(tile_max[i / 2 % 2], score[i]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float new_max = fmaxf(row_max_[r], flash_quad_max(tile_max[r]) * factor);
+      const float new_max = fmaxf(row_max_[r], tile::quad_max(tile_max[r]) * factor);
       const float base = new_max == -INFINITY ? 0.0f : new_max;
       alpha[r] = ptx::exp2_approx(row_max_[r] - base);
       row_max_[r] = new_max;
@@ -511,7 +510,7 @@ class FlashForwardConsumer {
       const float row_max = row_max_[r];
       const float all = fmaxf(row_max, sink), base = all == -INFINITY ? 0.0f : all;
       const float mine = ptx::exp2_approx(row_max - base);
-      const float sum = fmaf(flash_quad_sum(row_sum_[r]), mine, ptx::exp2_approx(sink - base));
+      const float sum = fmaf(tile::quad_sum(row_sum_[r]), mine, ptx::exp2_approx(sink - base));
       const float inverse = sum > 0.0f ? mine / sum : sum == 0.0f ? 0.0f : sum;
       const bool stored = query_[r] < seq.q_len;
       if (p_.lse != nullptr && stored && t == 0) {
@@ -543,7 +542,7 @@ class FlashForwardConsumer {
     const int t = static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float sum = flash_quad_sum(row_sum_[r]), inverse = sum > 0.0f ? 1.0f / sum : sum;
+      const float sum = tile::quad_sum(row_sum_[r]), inverse = sum > 0.0f ? 1.0f / sum : sum;
       if (query_[r] >= seq.q_len) continue;
       const int64_t row = (int64_t{at.b} * s.heads + head_of(at, r)) * s.max_q + query_[r];
       const int64_t to = row * p_.schedule.splits + at.split;

@@ -3,8 +3,11 @@
 //
 //     a     [m, k] (K-major) or [k, m] (MN-major), rows lda elements apart
 //     b     [n, k] (K-major) or [k, n] (MN-major), rows ldb elements apart
-//     c     [m, n], rows ldc elements apart
+//     c     [m, n], rows ldc elements apart; of gated activations [m, n / 2]
 #pragma once
+
+#include <cstddef>
+#include <cstdint>
 
 #include "kernels/cuda/device.h"
 
@@ -14,8 +17,14 @@ enum class DenseType : int32_t { kBf16, kF16, kE4m3, kS8, kF32 };  // kF32: laun
 inline int dense_bytes(DenseType type) {
   return type == DenseType::kF32 ? 4 : type == DenseType::kBf16 || type == DenseType::kF16 ? 2 : 1;
 }
-enum class DenseOut : int32_t { kF32, kBf16, kF16 };
-enum class DenseActivation : int32_t { kNone, kGelu, kGeluTanh, kSilu };
+enum class DenseOut : int32_t { kF32, kBf16, kF16, kE4m3 };
+enum class DenseActivation : int32_t { kNone, kGelu, kGeluTanh, kSilu, kSwiglu, kClampedSwiglu };
+
+// Of n columns the first half are gates, the others what they multiply: outputs are n / 2.
+constexpr bool is_gated(DenseActivation activation) { return activation >= DenseActivation::kSwiglu; }
+constexpr int dense_out_bytes(DenseOut out) {
+  return out == DenseOut::kF32 ? 4 : out == DenseOut::kE4m3 ? 1 : 2;
+}
 
 struct DenseEpilogue {
   float alpha = 1.0f;
@@ -26,6 +35,15 @@ struct DenseEpilogue {
   const void* residual = nullptr;  // [m, n] of c's type, added last; may be c
   int64_t residual_stride = 0;
   DenseOut out = DenseOut::kF32;
+  float gate_alpha = 1.0f, gate_limit = 0.0f;  // kClampedSwiglu: its sigmoid's factor, and where both are cut
+  float* out_scales = nullptr;                 // kE4m3: [m][ceil(outputs / 128)], rows out_scale_stride apart
+  int64_t out_scale_stride = 0;
+
+  // Whether more happens to the sums than a factor and rounding.
+  constexpr bool plain() const {
+    return row_scales == nullptr && column_scales == nullptr && bias == nullptr &&
+           activation == DenseActivation::kNone && residual == nullptr && out != DenseOut::kE4m3;
+  }
 };
 
 struct DenseGemm {
@@ -43,14 +61,21 @@ struct DenseGemm {
       0;  // 0: chosen by shape; 1: 128 x 256 (e4m3: 128 x 128) by clusters; 2: 128 x 128; 3: 64 x 128
 };
 
+// Outputs of a row.
+inline int64_t dense_outputs(const DenseGemm& op) {
+  return is_gated(op.epilogue.activation) ? op.n / 2 : op.n;
+}
 // Whether the warpgroup kernels take it: Hopper, operands and c 16-byte aligned, rows too; 8-bit types
-// K-major.
+// K-major; gates of all types but e4m3, whose scales are those of 128 columns.
 bool supports_dense_wgmma(const DenseGemm& op, const Device& device);
 void launch_dense_wgmma(const DenseGemm& op, const Launch& at);  // bf16, f16, s8
 void launch_dense_fp8(const DenseGemm& op, const Launch& at);    // e4m3 with scales, promoted every 128 of k
-// Any strides, any GPU: float32 sums (int32 of s8) in the order of k.
+// Any strides, any GPU: float32 sums (int32 of s8) in the order of k. Neither gates nor e4m3 outputs.
 void launch_dense_generic(const DenseGemm& op, const Launch& at);
-// The one of these that fits.
-void launch_dense(const DenseGemm& op, const Launch& at);
+// c from sums [m][n] that lie in memory: the epilogue alone, from the bias on.
+void launch_dense_finish(const float* sums, const DenseGemm& op, const Launch& at);
+// The one of these that fits; `workspace`: as many bytes as dense_workspace_bytes says.
+size_t dense_workspace_bytes(const DenseGemm& op, const Device& device);
+void launch_dense(const DenseGemm& op, const Launch& at, void* workspace = nullptr);
 
 }  // namespace millrace::cuda

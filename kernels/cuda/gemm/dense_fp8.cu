@@ -19,11 +19,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warp = static_cast<int>(ptx::warp_uniform(threadIdx.x / 32)), lane = threadIdx.x % 32;
   const int warpgroup = warp / 4;
   if (threadIdx.x == 0) shared.init();
-  __syncthreads();
-  if constexpr (Tile::kCtas > 1) {
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-  }
+  tile::sync_cluster<Tile::kCtas>();
   ptx::let_dependents_start();
   ptx::wait_for_previous();
   if (warpgroup == Tile::kConsumers) {
@@ -34,12 +30,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     DenseCursor<Tile> at(shared, warpgroup);
     DensePanels<Tile> panels(shared, warpgroup, warp % 4, lane);
     const bool leader = panels.leader();
-    const int rank = static_cast<int>(blockIdx.x % Tile::kCtas), tiles = p.m_tiles * p.n_tiles;
-    for (int index = static_cast<int>(blockIdx.x) / Tile::kCtas; index < tiles;
-         index += static_cast<int>(gridDim.x) / Tile::kCtas) {
-      const DenseTileAt tile = tile_at<Tile>(p, index);
-      const int row = (tile.m_tile * Tile::kCtas + rank) * Tile::kRows + warpgroup * 64;
-      const int column = tile.n_tile * Tile::kColumns;
+    const int rank = static_cast<int>(blockIdx.x % Tile::kCtas);
+    tile::each_tile<Tile::kCtas>(p.order, [&](tile::TileOrder::At tile) {
+      const int row = (tile.m * Tile::kCtas + rank) * Tile::kRows + warpgroup * 64;
+      const int column = tile.n * Tile::kColumns;
       panels.template prefetch_residual<Tile::kColumns>(p, row, column);
       // Rows outside multiply zeros: any scale will do.
       const float* scales[2];
@@ -52,7 +46,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #pragma unroll
       for (int i = 0; i < Tile::kSums; ++i) total[i] = 0.0f;
       float next[3] = {scales[0][0], scales[1][0], column_scales[0]};
-      for (int block = 0; block < p.k_blocks; ++block) {
+      for (int block = 0; block < p.k_blocks; ++block, at.advance()) {
         float sum[Tile::kSums];
         at.wait();
         multiply_stage<ptx::WgmmaE4m3>(at, sum, true);
@@ -63,19 +57,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         ptx::wgmma_wait<0>();
         ptx::fence_registers(sum);
         if (leader) at.release(at.stage);
-        at.advance();
 #pragma unroll
         for (int i = 0; i < Tile::kSums; ++i) total[i] = fmaf(sum[i], i % 4 < 2 ? low : high, total[i]);
       }
       panels.store(p, total, row, column);
-    }
+    });
     if (leader) ptx::bulk_store_wait();
   }
-  if constexpr (Tile::kCtas > 1) {
-    __syncwarp();
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-  }
+  tile::leave_cluster<Tile::kCtas>();
 #else
   __trap();
 #endif

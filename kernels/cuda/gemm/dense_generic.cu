@@ -26,6 +26,22 @@ __device__ float load_element(const void* from, int64_t at, DenseType type) {
   }
 }
 
+// The output of row `row`, column `column`, both inside, of its sum.
+__device__ void finish_one(const DenseGemm& p, float sum, int64_t row, int64_t column) {
+  const DenseEpilogue& e = p.epilogue;
+  float x = e.alpha * sum;
+  if (e.row_scales != nullptr) x *= e.row_scales[row];
+  if (e.column_scales != nullptr) x *= e.column_scales[column];
+  if (e.bias != nullptr) x += e.bias[column];
+  Float4 y{{x, 0.0f, 0.0f, 0.0f}};
+  with_activation(e.activation, [&]<DenseActivation kActivation>() { dense_activate<kActivation>(y); });
+  if (e.residual != nullptr) y.v[0] += load_out(e.residual, row * e.residual_stride + column, e.out);
+  const int64_t at = row * p.ldc + column;
+  if (e.out == DenseOut::kF32) static_cast<float*>(p.c)[at] = y.v[0];
+  if (e.out == DenseOut::kBf16) static_cast<__nv_bfloat16*>(p.c)[at] = __float2bfloat16_rn(y.v[0]);
+  if (e.out == DenseOut::kF16) static_cast<__half*>(p.c)[at] = __float2half_rn(y.v[0]);
+}
+
 // Sum: int32_t for int8, which float32 would round from 2^24 on.
 template <class Sum>
 __global__ void __launch_bounds__(kThreads) gemm_dense_generic_kernel(const DenseGemm p) {
@@ -84,14 +100,49 @@ __global__ void __launch_bounds__(kThreads) gemm_dense_generic_kernel(const Dens
         const int64_t row = first_row + ty + 16 * r, column = first_column + tx + 16 * c;
         if (row >= p.m || column >= p.n) continue;
         const float value = p.a_scales != nullptr ? total[r][c] : static_cast<float>(sum[r][c]);
-        const float y = dense_output(p.epilogue, value, row, column);
-        const int64_t at = row * p.ldc + column;
-        if (p.epilogue.out == DenseOut::kF32) static_cast<float*>(p.c)[at] = y;
-        if (p.epilogue.out == DenseOut::kBf16) static_cast<__nv_bfloat16*>(p.c)[at] = __float2bfloat16_rn(y);
-        if (p.epilogue.out == DenseOut::kF16) static_cast<__half*>(p.c)[at] = __float2half_rn(y);
+        finish_one(p, value, row, column);
       }
     }
   }
+}
+
+// A warp has 128 outputs of a row: sums [m][n].
+__global__ void __launch_bounds__(kThreads) dense_finish_kernel(const float* sums, const DenseGemm p) {
+  ptx::let_dependents_start();
+  ptx::wait_for_previous();
+  const DenseEpilogue& e = p.epilogue;
+  const bool gated = is_gated(e.activation);
+  const auto n = static_cast<int32_t>(p.n), outputs = gated ? n / 2 : n;
+  const DenseStore out(e, p.c, p.ldc, outputs);
+  const int64_t blocks = (outputs + 127) / 128, warps = int64_t{gridDim.x} * (kThreads / 32);
+  for (int64_t i = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32; i < p.m * blocks; i += warps) {
+    const int64_t row = i / blocks;
+    const auto column = static_cast<int32_t>(i % blocks * 128 + threadIdx.x % 32 * 4);
+    const auto load = [&](int32_t at, int32_t past) {
+      Float4 y = load_columns(sums + row * n, at, past);
+      const Float4 bias = load_columns(e.bias, at, past);
+      for (int k = 0; k < 4; ++k) y.v[k] += bias.v[k];
+      return y;
+    };
+    Float4 y = load(column, outputs);
+    with_activation(e.activation, [&]<DenseActivation kActivation>() {
+      if constexpr (is_gated(kActivation)) {
+        y = dense_gate<kActivation>(e, y, load(column + outputs, n));
+      } else {
+        dense_activate<kActivation>(y);
+      }
+    });
+    if (e.residual != nullptr) out.add_residual(y, out.load_residual(row, column));
+    out.store(y, row, column);
+  }
+}
+
+// Whether the sums go to memory first: gates that no kernel has side by side, scales of outputs that no
+// kernel has in one warp.
+bool goes_by_workspace(const DenseGemm& op, const Device& device) {
+  const bool gated = is_gated(op.epilogue.activation);
+  if (!gated && op.epilogue.out != DenseOut::kE4m3) return false;
+  return !supports_dense_wgmma(op, device) || (gated && op.type == DenseType::kE4m3);
 }
 
 }  // namespace
@@ -106,7 +157,7 @@ void launch_dense_generic(const DenseGemm& op, const Launch& at) {
     DenseGemm part = op;
     const int64_t skip = int64_t{first} * kTile;
     const int element = dense_bytes(op.type);
-    const int out = op.epilogue.out == DenseOut::kF32 ? 4 : 2;
+    const int out = dense_out_bytes(op.epilogue.out);
     part.m = op.m - skip;
     part.a = static_cast<const uint8_t*>(op.a) + (op.mn_major_a ? skip : skip * op.lda) * element;
     part.c = static_cast<uint8_t*>(op.c) + skip * op.ldc * out;
@@ -127,10 +178,20 @@ void launch_dense_generic(const DenseGemm& op, const Launch& at) {
   }
 }
 
+void launch_dense_finish(const float* sums, const DenseGemm& op, const Launch& at) {
+  const int64_t blocks = (dense_outputs(op) + 127) / 128 * op.m,
+                ctas = (blocks + kThreads / 32 - 1) / (kThreads / 32);
+  if (ctas == 0) return;
+  constexpr int64_t kMostCtas = 1 << 16;
+  launch_dependent("dense_finish_kernel", dense_finish_kernel,
+                   dim3(static_cast<unsigned>(ctas < kMostCtas ? ctas : kMostCtas)), kThreads, 0, at, sums,
+                   op);
+}
+
 bool supports_dense_wgmma(const DenseGemm& op, const Device& device) {
   if (!device.has_wgmma() || op.m == 0 || op.n == 0 || op.k == 0 || op.type == DenseType::kF32) return false;
   const int64_t bytes = dense_bytes(op.type);
-  const int64_t out = op.epilogue.out == DenseOut::kF32 ? 4 : 2;
+  const int64_t out = dense_out_bytes(op.epilogue.out);
   if (bytes == 1 && (op.mn_major_a || op.mn_major_b)) return false;
   if (op.mn_major_a && !op.mn_major_b) return false;  // TT: no layer's product
   const auto aligned = [](const void* p, int64_t row_bytes) {
@@ -141,7 +202,22 @@ bool supports_dense_wgmma(const DenseGemm& op, const Device& device) {
          op.m < kMost && op.n < kMost && op.k < kMost;
 }
 
-void launch_dense(const DenseGemm& op, const Launch& at) {
+size_t dense_workspace_bytes(const DenseGemm& op, const Device& device) {
+  return goes_by_workspace(op, device) ? static_cast<size_t>(op.m) * static_cast<size_t>(op.n) * 4 : 0;
+}
+
+void launch_dense(const DenseGemm& op, const Launch& at, void* workspace) {
+  if (goes_by_workspace(op, at.device)) {
+    DenseGemm sums = op;  // with the factors, up to the bias
+    sums.epilogue = {};
+    sums.epilogue.alpha = op.epilogue.alpha;
+    sums.epilogue.row_scales = op.epilogue.row_scales;
+    sums.epilogue.column_scales = op.epilogue.column_scales;
+    sums.c = workspace;
+    sums.ldc = op.n;
+    launch_dense(sums, at);
+    return launch_dense_finish(static_cast<const float*>(workspace), op, at);
+  }
   if (!supports_dense_wgmma(op, at.device)) return launch_dense_generic(op, at);
   if (op.type == DenseType::kE4m3) return launch_dense_fp8(op, at);
   launch_dense_wgmma(op, at);

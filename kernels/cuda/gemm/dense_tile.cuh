@@ -5,8 +5,9 @@
 // operands, 128-byte swizzle:
 //     K-major    [rows][128 bytes]: one box of a map
 //     MN-major   [64 outputs' chunk][64 rows of K][128 bytes]: a box for every 64 outputs
-// Outputs leave through shared memory, 64 rows x 128 bytes of a warpgroup at a time, two such panels in turn,
-// by tensor copies that leave out what lies outside.
+// Sums that are only rounded leave through shared memory, 64 rows x 128 bytes of a warpgroup at a time, two
+// such panels in turn, by tensor copies that leave out what lies outside. Others leave by the same memory a
+// warp at a time, four rows of float32, and are finished as a lane reads four neighbours of a row.
 #pragma once
 
 #include <cuda.h>
@@ -19,6 +20,8 @@
 #include "kernels/cuda/ptx/tensor_map.cuh"
 #include "kernels/cuda/ptx/wgmma_dense.cuh"
 #include "kernels/cuda/tile/launch.cuh"
+#include "millrace/kernels/tile/grid.cuh"
+#include "millrace/kernels/tile/ring.cuh"
 
 namespace millrace::cuda {
 
@@ -48,25 +51,30 @@ struct DenseTile {
   static constexpr int kBytes = 1024 + kStages * kStageBytes + kPanelsBytes + 256;
   static_assert(kStages >= 3 && kM % 64 == 0 && kN % 64 == 0 && kM <= 192);
   static_assert(kN / 64 % kCluster == 0);
+  using Ring = tile::RingBarriers<kStages, kCtas>;
+  // Of gates and what they multiply a cluster's first CTA loads the ones, its second the others.
+  static constexpr bool kTakesGates = kN == 256 && kCtas == 2;
+  static constexpr bool kStaggered = kM == 128;  // see dense_wgmma.cuh
 };
 
 struct DenseProblem {
   CUtensorMap a, b, c;
   DenseEpilogue epilogue;
-  int32_t m, n, k_blocks;
-  int32_t m_tiles, n_tiles;  // of a cluster
+  void* out;
+  int64_t ldc;
+  int32_t m, n, outputs, k_blocks;
+  tile::TileOrder order;  // of a cluster's tiles
+  int32_t gate_columns;   // of a tile, 0: all; its other half is `outputs` further on
   const float *a_scales, *b_scales;
   int64_t a_scale_stride, b_scale_stride;
 };
 
-// Tile `index` of a cluster: its rows of tiles in groups, so that the tiles in flight share operands in L2.
+// Tile `index` of an order of tiles.
 struct DenseTileAt {
   int32_t m_tile, n_tile;
   __device__ DenseTileAt(int32_t index, int32_t m_tiles, int32_t n_tiles, int32_t group) {
-    const int32_t per_group = group * n_tiles, first = index / per_group * group;
-    const int32_t height = min(group, m_tiles - first), inside = index % per_group;
-    m_tile = first + inside % height;
-    n_tile = inside / height;
+    const tile::TileOrder::At at = tile::TileOrder{m_tiles, n_tiles, group}.at(index);
+    m_tile = at.m, n_tile = at.n;
   }
 };
 
@@ -75,20 +83,15 @@ struct DenseTileAt {
 template <class Tile>
 struct DenseShared {
   uint8_t *stages, *panels;
-  uint64_t *full, *empty;
+  typename Tile::Ring* ring;
+  uint64_t *full, *empty;  // its barriers
   __device__ explicit DenseShared(uint8_t* base) {
     stages = base + (1024u - ptx::shared_address(base) % 1024u) % 1024u;
     panels = stages + Tile::kStages * Tile::kStageBytes;
-    full = reinterpret_cast<uint64_t*>(panels + Tile::kPanelsBytes);
-    empty = full + Tile::kStages;
+    ring = reinterpret_cast<typename Tile::Ring*>(panels + Tile::kPanelsBytes);
+    full = ring->full, empty = ring->empty;
   }
-  __device__ void init() const {
-    for (int i = 0; i < Tile::kStages; ++i) {
-      ptx::barrier_init(full + i, 1);
-      ptx::barrier_init(empty + i, Tile::kCtas * Tile::kConsumers);
-    }
-    ptx::barrier_init_fence();
-  }
+  __device__ void init() const { ring->init(Tile::kConsumers); }
 };
 
 // A box to shared memory of this CTA or of all of a cluster.
@@ -102,28 +105,23 @@ __device__ inline void load_box(void* to, const CUtensorMap* map, int32_t inner,
   }
 }
 
-template <class Tile>
-__device__ DenseTileAt tile_at(const DenseProblem& p, int32_t index) {
-  return DenseTileAt(index, p.m_tiles, p.n_tiles, 16 / Tile::kCtas);
-}
-
 // The producer, one thread: its CTA's rows of a, and its share of the columns of b to all CTAs of the
 // cluster.
 template <class Tile>
 __device__ void produce(const DenseProblem& p, const DenseShared<Tile>& shared) {
   const int rank = static_cast<int>(blockIdx.x % Tile::kCtas);
-  const int tiles = p.m_tiles * p.n_tiles;
-  uint32_t stage = 0, parity = 1;
-  for (int index = static_cast<int>(blockIdx.x) / Tile::kCtas; index < tiles;
-       index += static_cast<int>(gridDim.x) / Tile::kCtas) {
-    const DenseTileAt at = tile_at<Tile>(p, index);
-    const int row = (at.m_tile * Tile::kCtas + rank) * Tile::kRows, column = at.n_tile * Tile::kColumns;
-    for (int block = 0; block < p.k_blocks; ++block) {
-      ptx::barrier_wait(shared.empty + stage, parity);
-      uint64_t* full = shared.full + stage;
-      uint8_t* to = shared.stages + stage * Tile::kStageBytes;
+  typename Tile::Ring::Cursor at;
+  tile::each_tile<Tile::kCtas>(p.order, [&](tile::TileOrder::At tile) {
+    constexpr int kShare = Tile::kColumns / Tile::kCtas;
+    const int row = (tile.m * Tile::kCtas + rank) * Tile::kRows;
+    const int column = p.gate_columns > 0 ? tile.n * p.gate_columns + rank * p.outputs
+                                          : tile.n * Tile::kColumns + rank * kShare;
+    for (int block = 0; block < p.k_blocks; ++block, ++at) {
+      shared.ring->wait_empty(at);
+      uint64_t* full = shared.ring->full + at.stage;
+      uint8_t* to = shared.stages + at.stage * Tile::kStageBytes;
       const int k = block * Tile::kStageK;
-      ptx::barrier_arrive_expect(full, Tile::kStageBytes);
+      shared.ring->expect(at, Tile::kStageBytes);
       if constexpr (Tile::kTransposedA) {
 #pragma unroll
         for (int i = 0; i < Tile::kRows / 64; ++i)
@@ -131,49 +129,37 @@ __device__ void produce(const DenseProblem& p, const DenseShared<Tile>& shared) 
       } else {
         load_box<1>(to, &p.a, k, row, full);
       }
-      constexpr int kShare = Tile::kColumns / Tile::kCtas;
       uint8_t* mine = to + Tile::kABytes + rank * kShare * 128;
       if constexpr (Tile::kTransposedB) {
 #pragma unroll
         for (int i = 0; i < kShare / 64; ++i)
-          load_box<Tile::kCtas>(mine + i * 64 * 128, &p.b, column + rank * kShare + 64 * i, k, full);
+          load_box<Tile::kCtas>(mine + i * 64 * 128, &p.b, column + 64 * i, k, full);
       } else {
-        load_box<Tile::kCtas>(mine, &p.b, k, column + rank * kShare, full);
+        load_box<Tile::kCtas>(mine, &p.b, k, column, full);
       }
-      if (++stage == Tile::kStages) stage = 0, parity ^= 1u;
     }
-  }
+  });
 }
 
 // A consumer's place in the ring, and the descriptors of its operands there.
 template <class Tile>
-struct DenseCursor {
+struct DenseCursor : Tile::Ring::Cursor {
   const DenseShared<Tile>& shared;
   const int warpgroup;
-  uint32_t stage = 0, parity = 0;
-  uint32_t peer_empty = 0;
 
   __device__ DenseCursor(const DenseShared<Tile>& of, int warpgroup_index)
-      : shared(of), warpgroup(warpgroup_index) {
-    if constexpr (Tile::kCtas == 2)
-      peer_empty = ptx::remote_address(blockIdx.x % 2 ^ 1u, ptx::shared_address(shared.empty));
-  }
-  __device__ void wait() const { ptx::barrier_wait(shared.full + stage, parity); }
-  __device__ void advance() {
-    if (++stage == Tile::kStages) stage = 0, parity ^= 1u;
-  }
+      : shared(of), warpgroup(warpgroup_index) {}
+  __device__ void wait() const { shared.ring->wait_full(*this); }
+  __device__ void advance() { ++*this; }
   // By one thread of the warpgroup: stage `read` has been read.
-  __device__ void release(uint32_t read) const {
-    ptx::barrier_arrive(shared.empty + read);
-    if constexpr (Tile::kCtas == 2) ptx::barrier_arrive_remote(peer_empty + 8 * read);
-  }
+  __device__ void release(uint32_t read) const { shared.ring->release({read, 0}); }
   __device__ uint64_t a() const {
     const uint8_t* at =
-        shared.stages + stage * Tile::kStageBytes + (Tile::kSplitColumns ? 0 : warpgroup * 64 * 128);
+        shared.stages + this->stage * Tile::kStageBytes + (Tile::kSplitColumns ? 0 : warpgroup * 64 * 128);
     return Tile::kTransposedA ? ptx::wgmma_transposed_operand(at, 64 * 128) : ptx::wgmma_operand(at);
   }
   __device__ uint64_t b() const {
-    const uint8_t* at = shared.stages + stage * Tile::kStageBytes + Tile::kABytes +
+    const uint8_t* at = shared.stages + this->stage * Tile::kStageBytes + Tile::kABytes +
                         (Tile::kSplitColumns ? warpgroup * Tile::kWarpgroupColumns * 128 : 0);
     return Tile::kTransposedB ? ptx::wgmma_transposed_operand(at, 64 * 128) : ptx::wgmma_operand(at);
   }
@@ -232,14 +218,40 @@ struct DensePanels {
     return *reinterpret_cast<const uint32_t*>(&v);
   }
 
-  // sum[kSums]: 64 rows from `row` and columns from `column` on, both of the whole matrix. They go 64 columns
-  // at a time by the same instructions, the next ones brought forward in registers: code that ran once for
-  // every column would come from memory.
+  // How finish goes over a warp's 16 rows: four passes of four rows, each in parts of 128 columns (of gates
+  // one, both of whose halves a lane has). A lane has four neighbouring columns of 4 rows, of 64 columns
+  // those of 2.
+  static constexpr int kParts = Tile::kWarpgroupColumns < 128 ? 1 : Tile::kWarpgroupColumns / 128;
+  static constexpr int kLanes = Tile::kWarpgroupColumns < 128 ? Tile::kWarpgroupColumns / 4 : 32;
+  static constexpr int kLaneRows = kLanes / 8;
+  __device__ int lane_row(int i) const { return lane / kLanes + i * (32 / kLanes); }
+
+  // What is read ahead of a tile's end, under its last products: vectors of columns, of gates [1] for what
+  // they multiply; the residual of the first step.
+  struct Ahead {
+    Float4 bias[kParts], scales[kParts];
+    uint4 residual[kLaneRows];
+  };
+
+  // sum[kSums]: 64 rows from `row` and columns from `column` on, both of the sums' matrix.
   template <class Sum, int kSums>
   __device__ void store(const DenseProblem& p, Sum (&sum)[kSums], int32_t row, int32_t column) {
+    Ahead ahead = read_ahead(p, row, column);
+    store(p, sum, row, column, ahead);
+  }
+  template <class Sum, int kSums>
+  __device__ void store(const DenseProblem& p, Sum (&sum)[kSums], int32_t row, int32_t column, Ahead& ahead) {
+    if (!p.epilogue.plain()) {
+      finish(p, sum, row, column, ahead);
+    } else {
+      store_rounded(p, sum, row, column);
+    }
+  }
+  // They go 64 columns at a time by the same instructions, the next ones brought forward in registers: code
+  // that ran once for every column would come from memory.
+  template <class Sum, int kSums>
+  __device__ void store_rounded(const DenseProblem& p, Sum (&sum)[kSums], int32_t row, int32_t column) {
     const DenseEpilogue& e = p.epilogue;
-    const bool plain = e.row_scales == nullptr && e.column_scales == nullptr && e.bias == nullptr &&
-                       e.activation == DenseActivation::kNone && e.residual == nullptr;
 #pragma unroll 1
     for (int group = 0; group < kSums / 32; ++group, column += 64) {
       float y[32];
@@ -247,9 +259,7 @@ struct DensePanels {
       for (int i = 0; i < 32; ++i) y[i] = static_cast<float>(sum[i]);
 #pragma unroll
       for (int i = 0; i < kSums - 32; ++i) sum[i] = sum[i + 32];
-      if (!plain) {
-        finish(p, y, row + 16 * warp + lane / 4, column + 2 * (lane % 4));
-      } else if (e.alpha != 1.0f) {
+      if (e.alpha != 1.0f) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) y[i] *= e.alpha;
       }
@@ -271,77 +281,123 @@ struct DensePanels {
     const int32_t r = row + (32 * warp + lane) / 2;  // two threads a row
     if (r >= p.m) return;
     const auto* from = static_cast<const uint8_t*>(e.residual) + r * e.residual_stride * bytes;
-    for (int32_t c = column + lane % 2 * per_line; c < min(column + kColumns, p.n); c += 2 * per_line)
+    const int32_t begin = p.gate_columns > 0 ? column / 2 : column,
+                  past = min(begin + (p.gate_columns > 0 ? kColumns / 2 : kColumns), p.outputs);
+    for (int32_t c = begin + lane % 2 * per_line; c < past; c += 2 * per_line)
       ptx::prefetch_l2(from + int64_t{c} * bytes);
   }
 
-  // dense_output of y[32], a lane's part of 64 columns: rows `row` and + 8, columns `column`, + 1, and every
-  // eighth on. What is outside reads what the last row or column does, so that all loads are under way at
-  // once.
-  __device__ static void finish(const DenseProblem& p, float (&y)[32], int32_t row, int32_t column) {
+  __device__ Ahead read_ahead(const DenseProblem& p, int32_t row, int32_t column) const {
+    Ahead ahead{};
     const DenseEpilogue& e = p.epilogue;
-    const auto at = [&](int i) { return min(column + i / 2 * 8 + i % 2, p.n - 1); };
-    const int32_t rows[2] = {min(row, p.m - 1), min(row + 8, p.m - 1)};
-    const float scale[2] = {e.row_scales != nullptr ? e.alpha * e.row_scales[rows[0]] : e.alpha,
-                            e.row_scales != nullptr ? e.alpha * e.row_scales[rows[1]] : e.alpha};
+    if (e.plain()) return ahead;
+    const bool gated = p.gate_columns > 0;
+    const int32_t first = (gated ? column / 2 : column) + 4 * (lane % kLanes);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int32_t at = first + part * (gated ? p.outputs : 128),
+                    past = gated && part == 0 ? p.outputs : p.n;
+      ahead.bias[part] = load_columns(e.bias, at, past);
+      ahead.scales[part] = load_columns(e.column_scales, at, past);
+    }
+    if (e.residual != nullptr) {
+      read_residual(p, DenseStore(e, p.out, p.ldc, p.outputs), row + 16 * warp, first, ahead.residual);
+    }
+    return ahead;
+  }
+  __device__ void read_residual(const DenseProblem& p, const DenseStore& out, int32_t row, int32_t column,
+                                uint4 (&to)[kLaneRows]) const {
+#pragma unroll
+    for (int i = 0; i < kLaneRows; ++i) {
+      if (row + lane_row(i) < p.m) to[i] = out.load_residual(row + lane_row(i), column);
+    }
+  }
+
+  // A warp's 16 rows, four at a time: from the lanes that have them to [4][kColumns] float32 of its own
+  // quarter of the panels, chunk c of 16 bytes of row i at c ^ 2i, so that 16 lanes' pairs and 32 lanes'
+  // fours lie in different banks; then a lane has four neighbours of a row. All steps are the same few
+  // instructions, which stay in the first instruction caches.
+  template <class Sum, int kSums>
+  __device__ void finish(const DenseProblem& p, const Sum (&sum)[kSums], int32_t row, int32_t column,
+                         Ahead& ahead) const {
+    static_assert(4 * 2 * kSums * 4 <= 2 * kPanelBytes / 4);
+    uint8_t* const rows = panels + warp * (2 * kPanelBytes / 4);
+    const DenseEpilogue& e = p.epilogue;
+    const DenseStore out(e, p.out, p.ldc, p.outputs);
+    const int parts = p.gate_columns > 0 ? 1 : kParts;
+    const int32_t first = (p.gate_columns > 0 ? column / 2 : column) + 4 * (lane % kLanes);
+#pragma unroll 1
+    for (int step = 0; step < 4 * parts; ++step) {
+      const int pass = step / parts, part = step % parts;
+      if (part == 0) put_rows(rows, pass, sum);
+      uint4 residual[kLaneRows];
+#pragma unroll
+      for (int i = 0; i < kLaneRows; ++i) residual[i] = ahead.residual[i];
+      if (e.residual != nullptr && step + 1 < 4 * parts) {  // the next step's, on their way under this one
+        read_residual(p, out, row + 16 * warp + (step + 1) / parts * 4, first + (step + 1) % parts * 128,
+                      ahead.residual);
+      }
+      const int32_t first_row = row + 16 * warp + 4 * pass, at = first + 128 * part;
+      with_activation(e.activation, [&]<DenseActivation kActivation>() {
+        constexpr int kRows = is_gated(kActivation) && !Tile::kTakesGates ? 0 : kLaneRows;
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          const int32_t r = first_row + lane_row(i);
+          if (r >= p.m) break;  // with 32 lanes a row, for all of them alike
+          Float4 y = scaled(p, rows, lane_row(i), part, ahead, r, part);
+          if constexpr (is_gated(kActivation)) {
+            y = dense_gate<kActivation>(e, y, scaled(p, rows, lane_row(i), 1, ahead, r, kParts - 1));
+          } else {
+            dense_activate<kActivation>(y);
+          }
+          if (e.residual != nullptr) out.add_residual(y, residual[i]);
+          out.store(y, r, at);
+        }
+      });
+    }
+  }
+  // Four sums of row i of the pass, of columns from 128 `part` on, with factors and bias.
+  __device__ Float4 scaled(const DenseProblem& p, const uint8_t* rows, int i, int part, const Ahead& ahead,
+                           int32_t row, int vector) const {
+    const DenseEpilogue& e = p.epilogue;
+    const int chunk = lane % kLanes + 32 * part;
+    const float4 x =
+        *reinterpret_cast<const float4*>(rows + i * Tile::kWarpgroupColumns * 4 + (chunk ^ (2 * i)) * 16);
+    Float4 y{{x.x, x.y, x.z, x.w}};
+    const bool last = kParts > 1 && vector > 0;
+    const float scale = e.row_scales != nullptr ? e.alpha * e.row_scales[row] : e.alpha;
     if (e.column_scales != nullptr) {
-      float factor[16];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) factor[i] = e.column_scales[at(i)];
-#pragma unroll
-      for (int i = 0; i < 32; ++i) y[i] *= factor[i / 4 * 2 + i % 2];
+      for (int k = 0; k < 4; ++k) y.v[k] *= last ? ahead.scales[kParts - 1].v[k] : ahead.scales[0].v[k];
     }
-    float bias[16];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) bias[i] = e.bias != nullptr ? e.bias[at(i)] : 0.0f;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) y[i] = fmaf(y[i], scale[i % 4 / 2], bias[i / 4 * 2 + i % 2]);
-    activate_all(y, e.activation);
-    if (e.residual == nullptr) return;
-    const int64_t bytes = e.out == DenseOut::kF32 ? 4 : 2;
-    const bool pairs = p.n % 2 == 0 && e.residual_stride % 2 == 0 &&
-                       reinterpret_cast<uintptr_t>(e.residual) % (2 * bytes) == 0;
-    if (e.out == DenseOut::kF32) {
-      add_residual<float>(e, y, rows, pairs, at);
-    } else if (e.out == DenseOut::kBf16) {
-      add_residual<__nv_bfloat16>(e, y, rows, pairs, at);
-    } else {
-      add_residual<__half>(e, y, rows, pairs, at);
+    for (int k = 0; k < 4; ++k) {
+      y.v[k] = fmaf(y.v[k], scale, last ? ahead.bias[kParts - 1].v[k] : ahead.bias[0].v[k]);
     }
+    return y;
   }
-  __device__ static void activate_all(float (&y)[32], DenseActivation activation) {
-    if (activation == DenseActivation::kGelu) {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) y[i] = dense_activate(y[i], DenseActivation::kGelu);
-    } else if (activation == DenseActivation::kGeluTanh) {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) y[i] = dense_activate(y[i], DenseActivation::kGeluTanh);
-    } else if (activation == DenseActivation::kSilu) {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) y[i] = dense_activate(y[i], DenseActivation::kSilu);
+  // Rows 4 pass to 4 pass + 3 from the lanes (g, t) that have them: chunk 2j + t / 2 has columns 8j + 2t and
+  // + 1.
+  template <class Sum, int kSums>
+  __device__ void put_rows(uint8_t* rows, int pass, const Sum (&sum)[kSums]) const {
+    const int g = lane / 4, t = lane % 4;
+    __syncwarp();  // all lanes have read the rows before
+    if (g / 4 == pass % 2) {
+      uint8_t* const to = rows + g % 4 * (2 * kSums * 4) + t % 2 * 8;
+      if (pass < 2) {
+        put_half<0>(to, g % 4 * 2, sum);
+      } else {
+        put_half<1>(to, g % 4 * 2, sum);
+      }
     }
+    __syncwarp();  // the rows are there
   }
-  template <class Value, class Columns>
-  __device__ static void add_residual(const DenseEpilogue& e, float (&y)[32], const int32_t (&rows)[2],
-                                      bool pairs, const Columns& at) {
-    struct alignas(2 * sizeof(Value)) Pair {
-      Value low, high;
-    };
-    const Value* from[2] = {static_cast<const Value*>(e.residual) + rows[0] * e.residual_stride,
-                            static_cast<const Value*>(e.residual) + rows[1] * e.residual_stride};
-    Pair value[16];
-    if (pairs) {
+  template <int kHalf, class Sum, int kSums>
+  __device__ void put_half(uint8_t* to, int flip, const Sum (&sum)[kSums]) const {
 #pragma unroll
-      for (int i = 0; i < 16; ++i)
-        value[i] = *reinterpret_cast<const Pair*>(from[i % 2] + (at(i / 2 * 2) & ~1));
-    } else {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) value[i] = {from[i % 2][at(i / 2 * 2)], from[i % 2][at(i / 2 * 2 + 1)]};
-    }
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      y[2 * i] += static_cast<float>(value[i].low);
-      y[2 * i + 1] += static_cast<float>(value[i].high);
+    for (int j = 0; j < kSums / 4; ++j) {
+      *reinterpret_cast<float2*>(to + ((2 * j + lane % 4 / 2) ^ flip) * 16) = make_float2(
+          static_cast<float>(sum[4 * j + 2 * kHalf]), static_cast<float>(sum[4 * j + 2 * kHalf + 1]));
     }
   }
 
@@ -412,14 +468,22 @@ DenseProblem dense_problem(const DenseGemm& op, const Launch& at) {
   p.b = Tile::kTransposedB
             ? dense_map(at.device, op.b, kBytes, op.n, op.k, op.ldb, 64)
             : dense_map(at.device, op.b, kBytes, op.k, op.n, op.ldb, Tile::kColumns / Tile::kCtas);
-  p.c = dense_map(at.device, op.c, op.epilogue.out == DenseOut::kF32 ? 4 : 2, op.n, op.m, op.ldc, 64);
+  const int64_t outputs = dense_outputs(op);
+  if (op.epilogue.plain())
+    p.c = dense_map(at.device, op.c, dense_out_bytes(op.epilogue.out), outputs, op.m, op.ldc, 64);
   p.epilogue = op.epilogue;
+  p.out = op.c;
+  p.ldc = op.ldc;
   p.m = static_cast<int32_t>(op.m);
   p.n = static_cast<int32_t>(op.n);
+  p.outputs = static_cast<int32_t>(outputs);
   p.k_blocks = static_cast<int32_t>((op.k + Tile::kStageK - 1) / Tile::kStageK);
-  constexpr int64_t kClusterRows = int64_t{Tile::kRows} * Tile::kCtas;
-  p.m_tiles = static_cast<int32_t>((op.m + kClusterRows - 1) / kClusterRows);
-  p.n_tiles = static_cast<int32_t>((op.n + Tile::kColumns - 1) / Tile::kColumns);
+  p.gate_columns = is_gated(op.epilogue.activation) ? Tile::kColumns / 2 : 0;
+  const int64_t rows = int64_t{Tile::kRows} * Tile::kCtas;
+  const int64_t columns = p.gate_columns > 0 ? p.gate_columns : Tile::kColumns;
+  // Groups of rows of tiles, so that the tiles in flight share operands in L2.
+  p.order = {static_cast<int32_t>((op.m + rows - 1) / rows),
+             static_cast<int32_t>((outputs + columns - 1) / columns), 16 / Tile::kCtas};
   p.a_scales = op.a_scales;
   p.b_scales = op.b_scales;
   p.a_scale_stride = op.a_scale_stride;
@@ -431,7 +495,7 @@ template <class Tile, class Kernel>
 void launch_dense_tile(const char* name, Kernel* kernel, const DenseGemm& op, const Launch& at) {
   const DenseProblem p = dense_problem<Tile>(op, at);
   const int clusters = at.device.sm_count() / Tile::kCtas;
-  const int64_t tiles = int64_t{p.m_tiles} * p.n_tiles;
+  const int64_t tiles = p.order.count();
   const auto grid = static_cast<unsigned>((tiles < clusters ? tiles : clusters) * Tile::kCtas);
   allow_shared_memory(kernel, Tile::kBytes);
   launch_clusters(name, Tile::kCtas, kernel, dim3(grid), Tile::kThreads, Tile::kBytes, at, p);

@@ -1,32 +1,13 @@
-// Sums over a warp and over a CTA in a fixed order: the same inputs in the same lanes give the same bits.
+// The reductions of the tile vocabulary under the names that the engine's kernels use.
 #pragma once
+
+#include "millrace/kernels/tile/reduce.cuh"
 
 namespace millrace::cuda {
 
-inline constexpr int kWarpLanes = 32;
-inline constexpr unsigned kAllLanes = 0xffffffffu;
-
-// Every lane gets the sum. All 32 lanes must call.
-__device__ inline float warp_sum(float value) {
-#pragma unroll
-  for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(kAllLanes, value, distance);
-  }
-  return value;
-}
-
-// Every thread of a CTA of kThreads gets the sum. All must call; at most once between two other barriers, for
-// `partial` is written before the barrier and read after it.
-template <int kThreads>
-__device__ inline float block_sum(float value, float* partial /* shared, [kThreads / 32] */) {
-  value = warp_sum(value);
-  if constexpr (kThreads == kWarpLanes) return value;
-  if (threadIdx.x % kWarpLanes == 0) partial[threadIdx.x / kWarpLanes] = value;
-  __syncthreads();  // all warps' partial sums are there
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kThreads / kWarpLanes; ++i) sum += partial[i];
-  return sum;
-}
+using tile::block_sum;
+using tile::kAllLanes;
+using tile::kWarpLanes;
+using tile::warp_sum;
 
 }  // namespace millrace::cuda

@@ -1,0 +1,11 @@
+// Products of plain bf16 matrices: dense_wgmma.cuh.
+#include "kernels/cuda/gemm/dense_wgmma.cuh"
+#include "kernels/cuda/gemm/dense_wgmma.h"
+
+namespace millrace::cuda {
+
+void launch_dense_bf16(const DenseGemm& op, int tile, const Launch& at) {
+  launch_layout<ptx::WgmmaBf16>(op, tile, at);
+}
+
+}  // namespace millrace::cuda
