@@ -15,11 +15,12 @@ from ._attention import attention, attention_paged, scaled_dot_product_attention
 from ._functional import (add_layer_norm, add_rms_norm, clamped_swiglu, cross_entropy, dropout,  # noqa: E402
                           embedding, experts, geglu, gelu, layer_norm, linear, rms_norm, rotary, route, sample, silu,
                           softmax, swiglu)
-from ._quantized import QuantizedLinear, dequantize, quantize, quantize_  # noqa: E402
+from ._quantized import (LowBitLinear, QuantizedLinear, dequantize, lowbit_quantize, quantize,  # noqa: E402
+                         quantize_)
 from ._transformers import register_attention  # noqa: E402
 
 __all__ = [
-    "QuantizedLinear", "add_layer_norm", "add_rms_norm", "attention", "attention_paged", "clamped_swiglu",
+    "LowBitLinear", "QuantizedLinear", "add_layer_norm", "add_rms_norm", "attention", "attention_paged", "clamped_swiglu",
     "cross_entropy", "dequantize", "dropout", "embedding", "experts", "geglu", "gelu", "layer_norm", "linear",
     "quantize", "quantize_", "register_attention", "rms_norm", "rotary", "route", "sample",
     "scaled_dot_product_attention", "set_fallback", "silu", "softmax", "swiglu"

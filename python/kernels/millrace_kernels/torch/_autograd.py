@@ -249,6 +249,23 @@ def _(ctx, dy):
     return d_x, None, None, None, d_bias, None, None
 
 
+def save_lowbit_linear(ctx, inputs, output):
+    _, weight, *ctx.shape, bias, ctx.backward_pass = inputs
+    ctx.save_for_backward(weight)
+    ctx.has_bias = bias is not None
+
+
+@differentiable("lowbit_linear", save_lowbit_linear)
+def _(ctx, dy):
+    (weight,) = ctx.saved_tensors
+    d_x = d_bias = None
+    if ctx.needs_input_grad[0]:
+        d_x = ops.lowbit_linear(dy.contiguous(), weight, *ctx.shape, None, not ctx.backward_pass)
+    if ctx.has_bias and ctx.needs_input_grad[6]:
+        d_bias = as_rows(dy).float().sum(0)
+    return d_x, None, None, None, None, None, d_bias, None
+
+
 # ---------------------------------------------------------------- experts
 
 

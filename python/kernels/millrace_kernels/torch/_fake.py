@@ -176,6 +176,21 @@ def _(x, weight, type, scales=None, bias=None, scale_rows=128, scale_cols=128):
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
+LOWBIT_GROUPS = {"mxfp4": 32, "nvfp4": 16, "int4_32": 32, "int4_128": 128}
+# Bytes of 64 rows x 128 columns (kernels/quant/lowbit_units.h).
+LOWBIT_UNITS = {"mxfp4": 4352, "nvfp4": 4608, "int4_32": 4864, "int4_128": 4288}
+
+
+@fake("lowbit_repack")
+def _(codes, scales, zeros, format, packing, n, k):
+    return codes.new_empty((-(-n // 64) * -(-k // 128) * LOWBIT_UNITS[format],), dtype=torch.uint8)
+
+
+@fake("lowbit_linear")
+def _(x, weight, format, n, k, scale=1.0, bias=None, backward=False):
+    return x.new_empty((*x.shape[:-1], k if backward else n))
+
+
 @fake("route")
 def _(scores, k, softmax_all=False):
     shape = (scores.shape[0], k)

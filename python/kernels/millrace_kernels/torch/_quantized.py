@@ -1,9 +1,9 @@
-"""Linear layers whose weights are of a block type, FP8 or MXFP4, and a model turned into them in one call."""
+"""Linear layers whose weights are of a block type, FP8 or four bits, and a model turned into them in one call."""
 
 import torch
 from torch import nn
 
-from ._fake import BLOCKS
+from ._fake import BLOCKS, LOWBIT_GROUPS
 from ._functional import run
 
 ops = torch.ops.millrace
@@ -81,14 +81,106 @@ class QuantizedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, type={self.type}"
 
 
-def quantize_(model, type, *, skip=()):
-    """Replaces every nn.Linear of a model, in place, by a QuantizedLinear; -> how many.
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
-    type: "mxfp4", "q8_0" ("int8"), "q4_0" ("int4"), "q4_k", "fp8", ... skip: names of modules, or the ends of them
-    ("lm_head"), that stay as they are. What does not fit the type is said before anything is changed.
+
+def _e2m1(x):
+    """The nearest code of each element, the even one of two that are as near; beyond 6 it is 6."""
+    steps = torch.tensor(E2M1, device=x.device)
+    size = x.abs()
+    middles = (steps[1:] + steps[:-1]) / 2
+    code = torch.bucketize(size, middles)  # a middle belongs to the code below it
+    tie = (code < 7) & (size == middles[code.clamp(max=6)]) & (code % 2 == 1)
+    return (code + tie.long() + 8 * torch.signbit(x).long()).to(torch.uint8)
+
+
+def _pack_pairs(codes):
+    return (codes[..., 0::2] | codes[..., 1::2] << 4).contiguous()
+
+
+def lowbit_quantize(weight, format):
+    """weight [n, k] -> (packed, scale): what ops.lowbit_linear multiplies, and a factor of the whole matrix.
+
+    format: "mxfp4", "nvfp4" (a scale per 16 and one for the matrix), "int4_32", "int4_128" (a scale and a zero for so
+    many columns)."""
+    if format not in LOWBIT_GROUPS:
+        raise ValueError(f'format is "{format}", expected one of {", ".join(LOWBIT_GROUPS)}')
+    w = weight.detach().to(torch.float32)
+    n, k = w.shape
+    group, scale, zeros = LOWBIT_GROUPS[format], 1.0, None
+    if k % group != 0 or (format.startswith("int4") and n % 8 != 0):
+        raise ValueError(f"weight has shape {list(w.shape)}: {format} has groups of {group} columns"
+                         + (", and rows come in eights" if format.startswith("int4") else ""))
+    grouped = w.reshape(n, k // group, group)
+    if format.startswith("int4"):
+        low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
+        step = ((high - low) / 15).to(torch.float16)
+        step = torch.where(step == 0, torch.ones_like(step), step)
+        zero = (-low / step.float()).round().clamp(0, 15)
+        codes = ((grouped / step.float()[..., None]).round() + zero[..., None]).clamp(0, 15)
+        shifts = 4 * torch.arange(8, device=w.device)
+        words = (codes.reshape(n, k // 8, 8).long() << shifts).sum(-1).t()  # [k / 8, n]
+        scales = step.t().contiguous()
+        zeros = (zero.t().reshape(-1, n // 8, 8).long() << shifts).sum(-1)
+
+        def int32(x):
+            return torch.where(x >= 2**31, x - 2**32, x).to(torch.int32).contiguous()
+
+        return ops.lowbit_repack(int32(words), scales, int32(zeros), format, "gptq_v2", n, k), scale
+    largest = grouped.abs().amax(-1)
+    if format == "nvfp4":
+        scale = max(float(largest.max()) / (448.0 * 6.0), 1e-30) if largest.numel() else 1.0
+        scales = (largest / 6.0 / scale).to(torch.float8_e4m3fn)
+        by = scales.float() * scale
+        scales = scales.view(torch.uint8)
+    else:
+        exponent = torch.where(largest > 0, torch.floor(torch.log2(largest.clamp(min=1e-38))) - 2, -127.0)
+        scales = (exponent + 127).clamp(0, 254).to(torch.uint8)
+        by = torch.exp2(scales.float() - 127)
+    codes = _e2m1(torch.where(by[..., None] > 0, grouped / by[..., None], 0.0)).reshape(n, k)
+    return ops.lowbit_repack(_pack_pairs(codes), scales.contiguous(), None, format, "rows", n, k), scale
+
+
+class LowBitLinear(nn.Module):
+    """nn.Linear with a weight of four bits, multiplied with bf16 activations on the device that it lies on. The weight is
+    fixed; gradients reach the input and the bias."""
+
+    def __init__(self, linear: nn.Linear, format: str):
+        super().__init__()
+        self.in_features, self.out_features, self.format = linear.in_features, linear.out_features, format
+        packed, self.scale = lowbit_quantize(linear.weight, format)
+        self.register_buffer("weight", packed)
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone(),
+                                                                  requires_grad=linear.bias.requires_grad)
+
+    def forward(self, x):
+        bias = None if self.bias is None else self.bias.to(torch.float32)
+        y = run(ops.lowbit_linear.default, x.to(torch.bfloat16), self.weight, self.format, self.out_features,
+                self.in_features, self.scale, bias, False)
+        return y.to(x.dtype)
+
+    def get_extra_state(self):
+        return {"scale": self.scale}
+
+    def set_extra_state(self, state):
+        self.scale = state["scale"]
+
+    def extra_repr(self):
+        return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
+
+
+def quantize_(model, type, *, skip=()):
+    """Replaces every nn.Linear of a model, in place, by a QuantizedLinear or a LowBitLinear; -> how many.
+
+    type: "mxfp4", "q8_0" ("int8"), "q4_0" ("int4"), "q4_k", "fp8", ... on a CPU; "nvfp4", "int4_32", "int4_128" and, on a
+    GPU, "mxfp4" are LowBitLinear. skip: names of modules, or the ends of them ("lm_head"), that stay as they are. What
+    does not fit the type is said before anything is changed.
     """
-    type = type_named(type)
-    block = 1 if type == "f8_e4m3" else BLOCKS[type][0]
+    on_gpu = any(p.device.type == "cuda" for p in model.parameters())
+    low_bits = type in LOWBIT_GROUPS and (type != "mxfp4" or on_gpu)
+    if not low_bits:
+        type = type_named(type)
+    block = LOWBIT_GROUPS[type] if low_bits else 1 if type == "f8_e4m3" else BLOCKS[type][0]
     found = []
     for name, module in model.named_modules():
         for child_name, child in module.named_children():
@@ -100,13 +192,16 @@ def quantize_(model, type, *, skip=()):
     for full, _, _, child in found:
         if child.in_features % block != 0:
             raise ValueError(f"{full} has rows of {child.in_features}, {type} has blocks of {block}: name it in skip")
-        if child.weight.device.type != "cpu":
-            raise ValueError(f"{full} lies on {child.weight.device}: weights of {type} are multiplied on a CPU alone")
+        if type.startswith("int4_") and child.out_features % 8 != 0:
+            raise ValueError(f"{full} has {child.out_features} rows, {type} has them in eights: name it in skip")
+        if not low_bits and child.weight.device.type != "cpu":
+            raise ValueError(f"{full} lies on {child.weight.device}: weights of {type} are multiplied on a CPU alone, those "
+                             f"of {', '.join(LOWBIT_GROUPS)} on a GPU too")
         if not bool(torch.isfinite(child.weight).all()):
             raise ValueError(f"{full} has a weight that is not finite")
     made = {}
     for _, module, child_name, child in found:
         if id(child) not in made:
-            made[id(child)] = QuantizedLinear(child, type)
+            made[id(child)] = LowBitLinear(child, type) if low_bits else QuantizedLinear(child, type)
         setattr(module, child_name, made[id(child)])
     return len(found)

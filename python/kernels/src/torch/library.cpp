@@ -11,6 +11,7 @@ void implement(torch::stable::detail::StableLibrary& m) {
   millrace::torch_ops::implement_losses(m);
   millrace::torch_ops::implement_products(m);
   millrace::torch_ops::implement_experts(m);
+  millrace::torch_ops::implement_lowbit(m);
 }
 
 }  // namespace
@@ -21,6 +22,7 @@ STABLE_TORCH_LIBRARY(millrace, m) {
   millrace::torch_ops::define_losses(m);
   millrace::torch_ops::define_products(m);
   millrace::torch_ops::define_experts(m);
+  millrace::torch_ops::define_lowbit(m);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(millrace, CPU, m) { implement(m); }

@@ -81,11 +81,13 @@ void define_fused(torch::stable::detail::StableLibrary& m);
 void define_losses(torch::stable::detail::StableLibrary& m);
 void define_products(torch::stable::detail::StableLibrary& m);
 void define_experts(torch::stable::detail::StableLibrary& m);
+void define_lowbit(torch::stable::detail::StableLibrary& m);
 // Their kernels, for a dispatch key.
 void implement_attention(torch::stable::detail::StableLibrary& m);
 void implement_fused(torch::stable::detail::StableLibrary& m);
 void implement_losses(torch::stable::detail::StableLibrary& m);
 void implement_products(torch::stable::detail::StableLibrary& m);
 void implement_experts(torch::stable::detail::StableLibrary& m);
+void implement_lowbit(torch::stable::detail::StableLibrary& m);
 
 }  // namespace millrace::torch_ops
