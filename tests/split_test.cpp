@@ -160,11 +160,8 @@ TEST(Split, MemoryDecidesWhatIsWhere) {
   options.context = 64;
   options.step_tokens = 16;
   const RuntimeSetup setup{.sequences = 1};
-  size_t all = sizes.output, layers = 0;
-  for (const WeightSizes::Layer& layer : sizes.layers) {
-    layers += layer.dense;
-    all += layer.dense + layer.experts;
-  }
+  size_t all = sizes.output;
+  for (const WeightSizes::Layer& layer : sizes.layers) all += layer.dense + layer.experts;
   const auto experts_at = [&](size_t memory) {
     const mixed::Placement placement = plan_split(checkpoint, config, options, setup, *first, memory);
     size_t count = 0;
@@ -175,8 +172,8 @@ TEST(Split, MemoryDecidesWhatIsWhere) {
   EXPECT_EQ(experts_at(size_t{1} << 40), total);
   size_t before = total;
   bool some = false;
-  const size_t top = all + (size_t{64} << 20);
-  for (size_t memory = top; memory > top - all; memory -= all / 16) {
+  const size_t step = all / 16;
+  for (size_t memory = all + (size_t{8} << 20); memory > step; memory -= step) {
     size_t now = 0;
     try {
       now = experts_at(memory);
@@ -188,7 +185,7 @@ TEST(Split, MemoryDecidesWhatIsWhere) {
     some = some || (now > 0 && now < total);
     before = now;
   }
-  EXPECT_GT(layers, 0u);
+  EXPECT_TRUE(some);
 }
 
 TEST(Split, PlanIsPlainData) {

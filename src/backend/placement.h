@@ -1,8 +1,8 @@
 // Placement: which of two devices has which weights of a model that is larger than the first one's memory.
 // Plain data, made before anything is loaded, fixed from then on: a result's bits depend on it and on nothing
 // else. The first device has the output matrix and as many of the last layers as fit (attention, keys and
-// values, dense products, routers, shared experts); what memory that leaves goes to experts. The rest is the
-// second one's.
+// values, dense products, routers, shared experts); what memory that leaves goes to experts, and to the
+// embedding behind all of them. The rest is the second one's.
 #pragma once
 
 #include <cstddef>

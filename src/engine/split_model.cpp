@@ -40,7 +40,8 @@ mixed::Placement plan_split(const io::Checkpoint& checkpoint, const ModelConfig&
   const ExecutorSpec spec = make_executor_spec(config, limits);
   ExecutorLimits longest = limits;  // takes the largest workspace: what runtime_spec looks at
   if (options.context == 0) longest.max_context = config.context_length;
-  const size_t workspace = first.workspace_bytes(make_executor_spec(config, longest));
+  const ExecutorSpec largest = make_executor_spec(config, longest);
+  const size_t workspace = first.workspace_bytes(largest) + mixed_rows_bytes(largest);
   mixed::PlacementInput input;
   input.memory = memory > workspace ? memory - workspace : 0;
   input.embedding = sizes.embedding;

@@ -75,7 +75,7 @@ class MixedBackend final : public Backend {
   WeightPtr load_placed(const TensorView& view, WeightUse use, const WeightPlace& place) override;
 
   size_t workspace_bytes(const ExecutorSpec& spec) const override {
-    return first_->workspace_bytes(spec_of(spec, placement_, Side::kFirst));
+    return first_->workspace_bytes(spec_of(spec, placement_, Side::kFirst)) + mixed_rows_bytes(spec);
   }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
     return make_mixed_executor(spec, placement_,

@@ -115,20 +115,24 @@ Placement plan_placement(const PlacementInput& input) {
     if (layer.experts == 0) continue;
     to.experts = input.experts;
     if (!to.on_first) continue;
+    const auto all = static_cast<size_t>(input.experts);
+    const size_t each = (layer.experts + all - 1) / all;
     if (input.second_experts) {
       const auto& away = *input.second_experts;
       for (int32_t e = 0; e < input.experts; ++e) {
         if (std::find(away.begin(), away.end(), e) == away.end()) to.first_experts.push_back(e);
       }
+      left -= std::min(left, to.first_experts.size() * each);
       continue;
     }
-    const auto all = static_cast<size_t>(input.experts);
-    const size_t each = (layer.experts + all - 1) / all;
     const size_t fit = std::min(all, left / each);
     to.first_experts.resize(fit);
     std::iota(to.first_experts.begin(), to.first_experts.end(), 0);
     left -= fit * each;
   }
+  // With all the rest there too, a step begins where it goes on.
+  out.embedding_on_first = input.embedding <= left && taken == count;
+  for (int32_t l = 0; l < count; ++l) out.embedding_on_first &= !out.shares_experts(l);
   return out;
 }
 
