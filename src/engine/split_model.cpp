@@ -7,12 +7,38 @@
 #include "backend/mixed_backend.h"
 #include "base/error.h"
 #include "engine/pool_size.h"
+#include "io/imatrix.h"
 
 namespace millrace {
 namespace {
 
 // Contexts of a shared pool that experts make room for.
 constexpr int32_t kContextsKept = 4;
+
+// [layers][experts]: tokens that each expert saw while an importance matrix was made.
+std::vector<std::vector<double>> read_expert_counts(const std::string& path, const ModelConfig& config) {
+  const io::ImportanceMatrix matrix = io::read_imatrix(path);
+  std::vector<std::vector<double>> counts(static_cast<size_t>(config.layers));
+  bool any = false;
+  for (int32_t l = 0; l < config.layers; ++l) {
+    for (const char* role : {"ffn_down_exps", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"}) {
+      const auto found = matrix.entries.find(fmt::format("blk.{}.{}.weight", l, role));
+      if (found == matrix.entries.end()) continue;
+      if (found->second.counts.size() != static_cast<size_t>(config.experts)) {
+        throw_error(ErrorCode::kBadInput, "{}: {}: found counts of {} experts, expected {}", path,
+                    found->first, found->second.counts.size(), config.experts);
+      }
+      counts[static_cast<size_t>(l)].assign(found->second.counts.begin(), found->second.counts.end());
+      any = true;
+      break;
+    }
+  }
+  if (!any) {
+    throw_error(ErrorCode::kBadInput,
+                "{}: found no counts of experts, expected those of blk.N.ffn_down_exps.weight", path);
+  }
+  return counts;
+}
 
 }  // namespace
 
@@ -62,13 +88,15 @@ mixed::Placement plan_split(const io::Checkpoint& checkpoint, const ModelConfig&
     }
     input.first_layers = options.gpu_layers;
   }
-  if (!options.cpu_experts.empty()) {
-    if (config.experts == 0) {
-      throw_error(ErrorCode::kBadInput, "cpu experts: found {}, expected none: {} has no experts",
-                  options.cpu_experts, config.name);
-    }
-    input.second_experts = mixed::parse_experts("cpu experts", options.cpu_experts, config.experts);
+  for (const auto& [name, value] :
+       {std::pair<const char*, const std::string&>{"cpu experts", options.cpu_experts},
+        {"expert counts", options.expert_counts}}) {
+    if (value.empty() || config.experts > 0) continue;
+    throw_error(ErrorCode::kBadInput, "{}: found {}, expected none: {} has no experts", name, value,
+                config.name);
   }
+  if (!options.cpu_experts.empty()) mixed::parse_experts("cpu experts", options.cpu_experts, input);
+  if (!options.expert_counts.empty()) input.counts = read_expert_counts(options.expert_counts, config);
   return mixed::plan_placement(input);
 }
 

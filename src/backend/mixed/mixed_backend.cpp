@@ -30,7 +30,10 @@ class MixedBackend final : public Backend {
   }
   std::string_view isa() const override { return isa_; }
   int threads() const override { return second_->threads(); }
-  DType default_kv_type() const override { return first_->default_kv_type(); }
+  DType default_kv_type() const override {
+    const DType type = first_->default_kv_type();
+    return supports_kv_type(type) ? type : second_->default_kv_type();
+  }
   int32_t default_step_tokens() const override { return first_->default_step_tokens(); }
   bool supports_kv_type(DType type) const override {
     return (!first_has_layers() || first_->supports_kv_type(type)) &&
