@@ -117,17 +117,19 @@ std::unique_ptr<Backend> split_model(const io::Checkpoint& checkpoint, const Mod
 
 std::unique_ptr<Backend> try_split_model(const io::Checkpoint& checkpoint, const ModelConfig& config,
                                          const EngineOptions& options, const RuntimeSetup& setup,
-                                         std::unique_ptr<Backend>& first, const std::string& second,
+                                         std::unique_ptr<Backend>& first, const SplitDevices& devices,
                                          const BackendOptions& wanted) {
   if (wanted.shares != nullptr || !first->own_memory()) return nullptr;
   try {
     mixed::Placement placement = plan_split(checkpoint, config, options, setup, *first, *first->own_memory());
-    std::unique_ptr<Backend> side = make_backend(second, wanted);
-    std::unique_ptr<Backend> both = make_mixed_backend(std::move(first), std::move(side), placement);
+    std::unique_ptr<Backend> side = make_backend(devices.second, wanted);
+    std::unique_ptr<Backend> both =
+        make_mixed_backend(std::move(first), std::move(side), std::move(placement));
     runtime_spec(checkpoint, config, *both, options, setup);
     return both;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kNoMemory || first == nullptr) throw;
+    if (error.code() != ErrorCode::kNoMemory) throw;
+    if (first == nullptr) first = make_backend(devices.first, wanted);
     return nullptr;
   }
 }
