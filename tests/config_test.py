@@ -199,6 +199,7 @@ IDLE = (
     ("serve --max-draft 4", "--speculate"), ("serve --kv-dir-size 10", "--kv-dir"),
     ("serve --tls-key k", "--tls-cert"), ("serve --tls-cert c", "--tls-key"),
     ("serve --gpu-layers 2 --device auto", "--device cuda"), ("run -p a --cpu-experts all --device cpu", "--device cuda"),
+    ("run -p a --expert-counts i --device cpu", "--device cuda"),
     ("serve --fallback cpu --device cpu", "--device cpu"),
     ("serve --gpu-memory 0.5 --device cpu", "--device cpu"), ("serve --share-cache", "--keys"),
     ("serve --max-models 2", "--models"), ("serve --rank-speeds 2,1", "--tensor-parallel"),

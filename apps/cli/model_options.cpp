@@ -51,7 +51,9 @@ void add_planning_options(Command& command, EngineOptions& options) {
       "type of the KV cache: f32, f16, bf16, int8 or fp8; default: the device's");
   command.refuse_unless(
       "--gpu-memory", [&options] { return may_use_gpu(options); }, "with --device cpu or reference");
-  for (const char* name : {"--gpu-layers", "--cpu-experts"}) {
+  add("--expert-counts", options.expert_counts,
+      "an importance matrix (millrace calibrate): the experts its text used most are the GPU's");
+  for (const char* name : {"--gpu-layers", "--cpu-experts", "--expert-counts"}) {
     command.refuse_unless(
         name, [&options] { return names_gpu(options); }, "without --device cuda or two devices");
   }
@@ -187,6 +189,7 @@ EngineOptions checked(EngineOptions options) {
   if (!names_gpu(options)) {
     options.gpu_layers = defaults.gpu_layers;
     options.cpu_experts = defaults.cpu_experts;
+    options.expert_counts = defaults.expert_counts;
   }
   if (options.tensor_parallel == 1 && options.pipeline_parallel == 1) options.rank_speeds = "";
   if (options.quantize != "auto") options.quantize_budget = options.quantize_sample = "";

@@ -8,6 +8,7 @@
 #include "engine/available_memory.h"
 #include "engine/memory_plan.h"
 #include "engine/open_backend.h"
+#include "engine/split_model.h"
 #include "engine/weight_types.h"
 
 namespace millrace::server {
@@ -47,7 +48,11 @@ ModelPlan plan_model(const EngineOptions& options, size_t room, bool device_take
   MemoryPlan plan = plan_memory(checkpoint, config, *chosen.backend, options, setup);
   if (out.own_memory) {
     out.does_not_fit = plan.does_not_fit;
-    out.short_of_device = !plan.does_not_fit.empty();
+    // Split only because other models are there: they may leave.
+    const bool crowded = device_taken && !chosen.backend->placement().empty() &&
+                         !splits_by_options(options) && !split_devices(options.device).always;
+    if (out.does_not_fit.empty() && crowded) out.does_not_fit = chosen.note;
+    out.short_of_device = !out.does_not_fit.empty();
     return out;
   }
   if (options.device == "auto" && device_taken) {

@@ -30,6 +30,8 @@ struct EngineOptions {
   // not fit.
   int32_t gpu_layers = -1;
   std::string cpu_experts = {};
+  // An importance matrix (millrace calibrate): the experts that its text used most are the GPU's.
+  std::string expert_counts = {};
   // "cpu": when the GPU fails under way, requests go on there; empty: they end.
   std::string fallback = {};
   int threads = 0;  // 0: all that this process may use

@@ -1,8 +1,8 @@
 // Placement: which of two devices has which weights of a model that is larger than the first one's memory.
 // Plain data, made before anything is loaded, fixed from then on: a result's bits depend on it and on nothing
 // else. The first device has the output matrix and as many of the last layers as fit (attention, keys and
-// values, dense products, routers, shared experts); what memory that leaves goes to experts. The rest is the
-// second one's.
+// values, dense products, routers, shared experts); what memory that leaves goes to experts, and to the
+// embedding behind all of them. The rest is the second one's.
 #pragma once
 
 #include <cstddef>
@@ -48,13 +48,16 @@ struct PlacementInput {
 
   std::optional<int32_t> first_layers;                 // said by the user: so many of the last
   std::optional<std::vector<int32_t>> second_experts;  // said by the user: these of every layer
+  std::optional<int32_t> second_count;                 // or so many: the least used, else the last
+  // [layers][experts]: how often each was used; empty, or of a layer empty: nobody counted.
+  std::vector<std::vector<double>> counts;
 };
 
 // Throws Error{kNoMemory} where not even the output matrix fits.
 Placement plan_placement(const PlacementInput& input);
 
-// "12": the last 12 of each layer's experts; "0-7,12": these; "all". Throws Error{kBadInput} under the
-// option's name.
-std::vector<int32_t> parse_experts(const std::string& option, const std::string& text, int32_t experts);
+// "12": so many of each layer's experts; "0-7,12": these; "all". Throws Error{kBadInput} under the option's
+// name.
+void parse_experts(const std::string& option, const std::string& text, PlacementInput& input);
 
 }  // namespace millrace::mixed

@@ -106,6 +106,7 @@ class OptionChecker {
     const bool named_gpu = !no_gpu && o_.device != "auto";
     if (!named_gpu && o_.gpu_layers != defaults.gpu_layers) throw_device("gpu_layers", "a GPU");
     if (!named_gpu && !o_.cpu_experts.empty()) throw_device("cpu_experts", "a GPU");
+    if (!named_gpu && !o_.expert_counts.empty()) throw_device("expert_counts", "a GPU");
     if (o_.fallback.empty()) return;
     if (o_.fallback != "cpu") {
       throw_error(ErrorCode::kBadInput, "{}: found {}, expected cpu", name("fallback"),
@@ -178,6 +179,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.lock = defaults.lock;
   draft.gpu_layers = defaults.gpu_layers;
   draft.cpu_experts = defaults.cpu_experts;
+  draft.expert_counts = defaults.expert_counts;
   draft.fallback = defaults.fallback;
   draft.kv_tokens = defaults.kv_tokens;
   draft.kv_bytes = defaults.kv_bytes;

@@ -36,7 +36,7 @@ ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& 
       } catch (const Error& error) {
         if (error.code() != ErrorCode::kNoMemory) throw;
         std::unique_ptr<Backend> both =
-            try_split_model(checkpoint, config, options, setup, named, devices.second, wanted);
+            try_split_model(checkpoint, config, options, setup, named, devices, wanted);
         if (both == nullptr) return tuned(std::move(named));  // who runs it is told the same
         std::string note = fmt::format("larger than the GPU: {}", both->placement());
         return tuned(std::move(both), std::move(note));

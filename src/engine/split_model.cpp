@@ -7,12 +7,38 @@
 #include "backend/mixed_backend.h"
 #include "base/error.h"
 #include "engine/pool_size.h"
+#include "io/imatrix.h"
 
 namespace millrace {
 namespace {
 
 // Contexts of a shared pool that experts make room for.
 constexpr int32_t kContextsKept = 4;
+
+// [layers][experts]: tokens that each expert saw while an importance matrix was made.
+std::vector<std::vector<double>> read_expert_counts(const std::string& path, const ModelConfig& config) {
+  const io::ImportanceMatrix matrix = io::read_imatrix(path);
+  std::vector<std::vector<double>> counts(static_cast<size_t>(config.layers));
+  bool any = false;
+  for (int32_t l = 0; l < config.layers; ++l) {
+    for (const char* role : {"ffn_down_exps", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"}) {
+      const auto found = matrix.entries.find(fmt::format("blk.{}.{}.weight", l, role));
+      if (found == matrix.entries.end()) continue;
+      if (found->second.counts.size() != static_cast<size_t>(config.experts)) {
+        throw_error(ErrorCode::kBadInput, "{}: {}: found counts of {} experts, expected {}", path,
+                    found->first, found->second.counts.size(), config.experts);
+      }
+      counts[static_cast<size_t>(l)].assign(found->second.counts.begin(), found->second.counts.end());
+      any = true;
+      break;
+    }
+  }
+  if (!any) {
+    throw_error(ErrorCode::kBadInput,
+                "{}: found no counts of experts, expected those of blk.N.ffn_down_exps.weight", path);
+  }
+  return counts;
+}
 
 }  // namespace
 
@@ -40,7 +66,8 @@ mixed::Placement plan_split(const io::Checkpoint& checkpoint, const ModelConfig&
   const ExecutorSpec spec = make_executor_spec(config, limits);
   ExecutorLimits longest = limits;  // takes the largest workspace: what runtime_spec looks at
   if (options.context == 0) longest.max_context = config.context_length;
-  const size_t workspace = first.workspace_bytes(make_executor_spec(config, longest));
+  const ExecutorSpec largest = make_executor_spec(config, longest);
+  const size_t workspace = first.workspace_bytes(largest) + mixed_rows_bytes(largest);
   mixed::PlacementInput input;
   input.memory = memory > workspace ? memory - workspace : 0;
   input.embedding = sizes.embedding;
@@ -61,13 +88,15 @@ mixed::Placement plan_split(const io::Checkpoint& checkpoint, const ModelConfig&
     }
     input.first_layers = options.gpu_layers;
   }
-  if (!options.cpu_experts.empty()) {
-    if (config.experts == 0) {
-      throw_error(ErrorCode::kBadInput, "cpu experts: found {}, expected none: {} has no experts",
-                  options.cpu_experts, config.name);
-    }
-    input.second_experts = mixed::parse_experts("cpu experts", options.cpu_experts, config.experts);
+  for (const auto& [name, value] :
+       {std::pair<const char*, const std::string&>{"cpu experts", options.cpu_experts},
+        {"expert counts", options.expert_counts}}) {
+    if (value.empty() || config.experts > 0) continue;
+    throw_error(ErrorCode::kBadInput, "{}: found {}, expected none: {} has no experts", name, value,
+                config.name);
   }
+  if (!options.cpu_experts.empty()) mixed::parse_experts("cpu experts", options.cpu_experts, input);
+  if (!options.expert_counts.empty()) input.counts = read_expert_counts(options.expert_counts, config);
   return mixed::plan_placement(input);
 }
 
@@ -88,17 +117,19 @@ std::unique_ptr<Backend> split_model(const io::Checkpoint& checkpoint, const Mod
 
 std::unique_ptr<Backend> try_split_model(const io::Checkpoint& checkpoint, const ModelConfig& config,
                                          const EngineOptions& options, const RuntimeSetup& setup,
-                                         std::unique_ptr<Backend>& first, const std::string& second,
+                                         std::unique_ptr<Backend>& first, const SplitDevices& devices,
                                          const BackendOptions& wanted) {
   if (wanted.shares != nullptr || !first->own_memory()) return nullptr;
   try {
     mixed::Placement placement = plan_split(checkpoint, config, options, setup, *first, *first->own_memory());
-    std::unique_ptr<Backend> side = make_backend(second, wanted);
-    std::unique_ptr<Backend> both = make_mixed_backend(std::move(first), std::move(side), placement);
+    std::unique_ptr<Backend> side = make_backend(devices.second, wanted);
+    std::unique_ptr<Backend> both =
+        make_mixed_backend(std::move(first), std::move(side), std::move(placement));
     runtime_spec(checkpoint, config, *both, options, setup);
     return both;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kNoMemory || first == nullptr) throw;
+    if (error.code() != ErrorCode::kNoMemory) throw;
+    if (first == nullptr) first = make_backend(devices.first, wanted);
     return nullptr;
   }
 }

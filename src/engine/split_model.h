@@ -36,7 +36,7 @@ std::unique_ptr<Backend> split_model(const io::Checkpoint& checkpoint, const Mod
 // The same, or nothing and `first` as it was where it would not run: nothing fits, or ranks share the model.
 std::unique_ptr<Backend> try_split_model(const io::Checkpoint& checkpoint, const ModelConfig& config,
                                          const EngineOptions& options, const RuntimeSetup& setup,
-                                         std::unique_ptr<Backend>& first, const std::string& second,
+                                         std::unique_ptr<Backend>& first, const SplitDevices& devices,
                                          const BackendOptions& wanted);
 
 }  // namespace millrace

@@ -30,7 +30,10 @@ class MixedBackend final : public Backend {
   }
   std::string_view isa() const override { return isa_; }
   int threads() const override { return second_->threads(); }
-  DType default_kv_type() const override { return first_->default_kv_type(); }
+  DType default_kv_type() const override {
+    const DType type = first_->default_kv_type();
+    return supports_kv_type(type) ? type : second_->default_kv_type();
+  }
   int32_t default_step_tokens() const override { return first_->default_step_tokens(); }
   bool supports_kv_type(DType type) const override {
     return (!first_has_layers() || first_->supports_kv_type(type)) &&
@@ -75,7 +78,7 @@ class MixedBackend final : public Backend {
   WeightPtr load_placed(const TensorView& view, WeightUse use, const WeightPlace& place) override;
 
   size_t workspace_bytes(const ExecutorSpec& spec) const override {
-    return first_->workspace_bytes(spec_of(spec, placement_, Side::kFirst));
+    return first_->workspace_bytes(spec_of(spec, placement_, Side::kFirst)) + mixed_rows_bytes(spec);
   }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
     return make_mixed_executor(spec, placement_,

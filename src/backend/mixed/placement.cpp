@@ -4,6 +4,7 @@
 #include <charconv>
 #include <numeric>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 
@@ -33,6 +34,66 @@ int32_t number_of(const std::string& option, const std::string& text, std::strin
                 option, text, experts);
   }
   return value;
+}
+
+struct Candidate {
+  int32_t layer, expert;
+  double share;  // of its layer's uses
+};
+
+// Experts of one layer, the most used first; without counts in order.
+std::vector<Candidate> by_use(const PlacementInput& input, int32_t layer) {
+  const auto l = static_cast<size_t>(layer);
+  const std::vector<double> none;
+  const std::vector<double>& counts = l < input.counts.size() ? input.counts[l] : none;
+  const double all = std::accumulate(counts.begin(), counts.end(), 0.0);
+  std::vector<Candidate> out;
+  for (int32_t e = 0; e < input.experts; ++e) {
+    out.push_back({layer, e, all > 0.0 ? counts[static_cast<size_t>(e)] / all : 0.0});
+  }
+  std::stable_sort(out.begin(), out.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.share > b.share; });
+  return out;
+}
+
+// What is left of the memory: experts take of it, unless the user has said which, the most used of all layers
+// first; without counts all of a layer before some of the next, so that few layers have experts on both.
+size_t place_experts(const PlacementInput& input, size_t left, Placement& out) {
+  const auto all = static_cast<size_t>(input.experts);
+  const auto each = [&](int32_t layer) {
+    return (input.layers[static_cast<size_t>(layer)].experts + all - 1) / all;
+  };
+  std::vector<Candidate> wanted;
+  for (int32_t l = 0; l < std::ssize(input.layers); ++l) {
+    Placement::Layer& to = out.layers[static_cast<size_t>(l)];
+    if (input.layers[static_cast<size_t>(l)].experts == 0) continue;
+    to.experts = input.experts;
+    if (!to.on_first) continue;
+    std::vector<Candidate> some = by_use(input, l);
+    if (input.second_count) some.resize(static_cast<size_t>(input.experts - *input.second_count));
+    if (input.second_experts) {
+      std::erase_if(some, [&](const Candidate& c) {
+        return std::find(input.second_experts->begin(), input.second_experts->end(), c.expert) !=
+               input.second_experts->end();
+      });
+    }
+    wanted.insert(wanted.end(), some.begin(), some.end());
+  }
+  const bool said = input.second_count || input.second_experts;
+  if (!said) {
+    std::stable_sort(wanted.begin(), wanted.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.share > b.share; });
+  }
+  for (const Candidate& c : wanted) {
+    const size_t bytes = each(c.layer);
+    if (!said && bytes > left) continue;
+    left -= std::min(left, bytes);
+    out.layers[static_cast<size_t>(c.layer)].first_experts.push_back(c.expert);
+  }
+  for (Placement::Layer& layer : out.layers) {
+    std::sort(layer.first_experts.begin(), layer.first_experts.end());
+  }
+  return left;
 }
 
 }  // namespace
@@ -108,42 +169,22 @@ Placement plan_placement(const PlacementInput& input) {
     throw_error(ErrorCode::kNoMemory, "gpu layers: found {}, expected at most {}: so many fit", wanted,
                 taken);
   }
-  // Experts: all of a layer before some of the next, so that few layers have experts on both.
-  for (int32_t l = 0; l < count; ++l) {
-    const PlacementInput::Layer& layer = input.layers[static_cast<size_t>(l)];
-    Placement::Layer& to = out.layers[static_cast<size_t>(l)];
-    if (layer.experts == 0) continue;
-    to.experts = input.experts;
-    if (!to.on_first) continue;
-    if (input.second_experts) {
-      const auto& away = *input.second_experts;
-      for (int32_t e = 0; e < input.experts; ++e) {
-        if (std::find(away.begin(), away.end(), e) == away.end()) to.first_experts.push_back(e);
-      }
-      continue;
-    }
-    const auto all = static_cast<size_t>(input.experts);
-    const size_t each = (layer.experts + all - 1) / all;
-    const size_t fit = std::min(all, left / each);
-    to.first_experts.resize(fit);
-    std::iota(to.first_experts.begin(), to.first_experts.end(), 0);
-    left -= fit * each;
-  }
+  left = place_experts(input, left, out);
+  // With all the rest there too, a step begins where it goes on.
+  out.embedding_on_first = input.embedding <= left && taken == count;
+  for (int32_t l = 0; l < count; ++l) out.embedding_on_first &= !out.shares_experts(l);
   return out;
 }
 
-std::vector<int32_t> parse_experts(const std::string& option, const std::string& text, int32_t experts) {
+void parse_experts(const std::string& option, const std::string& text, PlacementInput& input) {
+  const int32_t experts = input.experts;
   std::vector<int32_t> ids;
   const auto add = [&](int32_t first, int32_t last) {
     for (int32_t e = first; e <= last; ++e) ids.push_back(e);
   };
-  if (text == "all") {
-    add(0, experts - 1);
-    return ids;
-  }
-  if (text.find_first_of(",-") == std::string::npos) {
-    add(experts - number_of(option, text, text, experts), experts - 1);
-    return ids;
+  if (text == "all" || text.find_first_of(",-") == std::string::npos) {
+    input.second_count = text == "all" ? experts : number_of(option, text, text, experts);
+    return;
   }
   for (size_t at = 0; at <= text.size();) {
     const size_t end = std::min(text.find(',', at), text.size());
@@ -158,7 +199,7 @@ std::vector<int32_t> parse_experts(const std::string& option, const std::string&
   }
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-  return ids;
+  input.second_experts = std::move(ids);
 }
 
 }  // namespace millrace::mixed
