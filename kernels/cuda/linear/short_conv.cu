@@ -9,7 +9,7 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr int kThreads = 128, kTileRows = 32;
+constexpr int kThreads = 128, kTileRows = 32, kAtOnce = 8;  // rows: of a tile, whose loads are under way
 constexpr int64_t kEnoughCtas = 2048;
 
 // One channel of one sequence.
@@ -67,24 +67,31 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int i = 0; i + 1 < kTaps; ++i) x[i] = column.at(first - kTaps + 1 + i);
     }
-    for (int32_t r = first; r < last; ++r) {
-      const float in = column.at(r);
-      float sum = bias;
-      if constexpr (kTaps > 0) {
-        x[kTaps - 1] = in;
+    for (int32_t r0 = first; r0 < last; r0 += kAtOnce) {
+      float in[kAtOnce];
 #pragma unroll
-        for (int i = 0; i < kTaps; ++i) sum = fmaf(weight[i], x[i], sum);
+      for (int i = 0; i < kAtOnce; ++i) in[i] = r0 + i < last ? column.at(r0 + i) : 0.0f;
 #pragma unroll
-        for (int i = 0; i + 1 < kTaps; ++i) x[i] = x[i + 1];
-      } else {
-        for (int i = 0; i < taps; ++i)
-          sum = fmaf(op.weight[channel * taps + i], column.at(r - taps + 1 + i), sum);
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int32_t r = r0 + j;
+        if (r >= last) break;
+        float sum = bias;
+        if constexpr (kTaps > 0) {
+          x[kTaps - 1] = in[j];
+#pragma unroll
+          for (int i = 0; i < kTaps; ++i) sum = fmaf(weight[i], x[i], sum);
+#pragma unroll
+          for (int i = 0; i + 1 < kTaps; ++i) x[i] = x[i + 1];
+        } else {
+          for (int i = 0; i < taps; ++i)
+            sum = fmaf(op.weight[channel * taps + i], column.at(r - taps + 1 + i), sum);
+        }
+        if (op.silu) sum *= sigmoid(sum);
+        const int64_t row = int64_t{column.first_row} + r;
+        if (op.gate != nullptr) sum *= op.gate[row * op.gate_stride + channel];
+        op.out[row * op.channels + channel] = sum;
+        if (float* kept = column.kept(column.context + r); kept != nullptr) *kept = in[j];
       }
-      if (op.silu) sum *= sigmoid(sum);
-      const int64_t row = int64_t{column.first_row} + r;
-      if (op.gate != nullptr) sum *= op.gate[row * op.gate_stride + channel];
-      op.out[row * op.channels + channel] = sum;
-      if (float* kept = column.kept(column.context + r); kept != nullptr) *kept = in;
     }
   }
   for (int32_t i = 0; op.final_rows != nullptr && slice == 0 && i < taps - 1; ++i) {

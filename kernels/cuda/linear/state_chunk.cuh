@@ -11,6 +11,7 @@
 #include "kernels/cuda/linear/state_scan.h"
 #include "kernels/cuda/ptx/async_copy.cuh"
 #include "kernels/cuda/ptx/mma_tf32.cuh"
+#include "kernels/cuda/ptx/named_barrier.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 
 namespace millrace::cuda {
@@ -110,31 +111,36 @@ __device__ inline void load_chunk(const StateScan& op, const HeadChunks& of, int
     ptx::async_commit();
     return;
   }
-  for (int i = lane; i < 2 * kStateChunk * kGroups; i += kWarpLanes) {
-    const bool query = i >= kStateChunk * kGroups;
-    const int r = i / kGroups % kStateChunk, c = i % kGroups * 4;
-    const float* from = nullptr;
-    if (r >= rows.first && r < rows.last) {
-      from = (query ? op.q + (rows.row + r) * op.q_stride : op.k + (rows.row + r) * op.k_stride) + head_at;
-    } else if (r < rows.first && !query) {
-      from = rows.block + op.pool.at.keys + r * op.pool.at.row_keys + head_at;
-    }
-    float* at = (query ? to.q : to.k) + r * kKeys + (c ^ key_swizzle(r));
-    if (from == nullptr) {
-      *reinterpret_cast<float4*>(at) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      continue;
-    }
-    if (aligned && c < op.key_dim) {
-      ptx::async_copy16(at, from + c);
-      continue;
-    }
-    for (int j = 0; j < 4; ++j) {
-      if (c + j < op.key_dim) {
-        ptx::async_copy4(at + j, from + c + j);
+  // Row by row: what there is of one is the same for all lanes.
+  const auto load_row = [&](float* row, const float* from, int swizzle) {
+    for (int c = lane * 4; c < kKeys; c += kWarpLanes * 4) {
+      float* at = row + (c ^ swizzle);
+      if (from == nullptr || c >= op.key_dim) {
+        *reinterpret_cast<float4*>(at) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      } else if (aligned) {
+        ptx::async_copy16(at, from + c);
       } else {
-        at[j] = 0.0f;
+        for (int j = 0; j < 4; ++j) {
+          if (c + j < op.key_dim) {
+            ptx::async_copy4(at + j, from + c + j);
+          } else {
+            at[j] = 0.0f;
+          }
+        }
       }
     }
+  };
+#pragma unroll 1
+  for (int r = 0; r < kStateChunk; ++r) {
+    const float *k = nullptr, *q = nullptr;
+    if (r < rows.first) {
+      k = rows.block + op.pool.at.keys + r * op.pool.at.row_keys + head_at;
+    } else if (r < rows.last) {
+      k = op.k + (rows.row + r) * op.k_stride + head_at;
+      q = op.q + (rows.row + r) * op.q_stride + head_at;
+    }
+    load_row(to.k + r * kKeys, k, key_swizzle(r));
+    load_row(to.q + r * kKeys, q, key_swizzle(r));
   }
   ptx::async_commit();
 }
@@ -283,35 +289,50 @@ __device__ inline void prepare_chunk(const StateScan& op, const HeadChunks& of, 
 // Values of rows n * 8 + 2t + (0, 1), columns g and g + 8 of a warp's 16, as they lie in a product's sum.
 using RowTile = float[2][4];
 
-template <int kKeys, bool kDelta>
+// What two warps with the two halves of the keys tell one another of a chunk: S^T k and S^T q of their own,
+// twice, so that one may be a chunk ahead.
+struct HalvesExchange {
+  float sums[2][2][16][kWarpLanes];  // of every other chunk, of each half
+};
+
+// kHalves 2: a warp has half of the keys, and outputs half of the rows.
+template <int kKeys, bool kDelta, int kHalves = 1>
 struct StateColumns {
-  float s[kKeys / 8][4];  // S^T: columns g (0, 1) and g + 8 (2, 3); keys 8 tile + 2t and the next
-  int column;             // the first of the warp's
-  int columns;            // of the head
+  static_assert(kHalves == 1 || kKeys >= 64);  // a half is whole groups of tiles that are swizzled together
+  static constexpr int kTiles = kKeys / 8 / kHalves;
+  float s[kTiles][4];  // S^T: columns g (0, 1) and g + 8 (2, 3); keys 8 tile + 2t and the next
+  int column;          // the first of the warp's
+  int columns;         // of the head
+  int half;            // which keys
+  HalvesExchange* exchange;
+  int turn;     // of the exchange: the chunk's number, odd or even
+  int barrier;  // of the two warps
 
   __device__ bool has(int e) const { return column_of(e) < columns; }
   __device__ int column_of(int e) const {
     return column + static_cast<int>(threadIdx.x) % kWarpLanes / 4 + (e / 2) * 8;
   }
   __device__ static int row_of(int n, int e) { return n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + e % 2; }
+  // Rows of this tile of eight are the warp's to write.
+  __device__ bool writes(int n) const { return kHalves == 1 || n == half; }
 
   // state [key_dim][stride], or null: zeros.
   __device__ void load(const float* state, int key_dim, int64_t stride) {
 #pragma unroll
-    for (int tile = 0; tile < kKeys / 8; ++tile) {
+    for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = row_of(tile, e);
+        const int key = row_of(half * kTiles + tile, e);
         s[tile][e] = state != nullptr && key < key_dim && has(e) ? state[key * stride + column_of(e)] : 0.0f;
       }
     }
   }
   __device__ void store(float* state, int key_dim, int64_t stride) const {
 #pragma unroll
-    for (int tile = 0; tile < kKeys / 8; ++tile) {
+    for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = row_of(tile, e);
+        const int key = row_of(half * kTiles + tile, e);
         if (key < key_dim && has(e)) state[key * stride + column_of(e)] = s[tile][e];
       }
     }
@@ -345,10 +366,62 @@ struct StateColumns {
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
         const int r = row_of(n, odd);
-        if (r < rows.first || r >= rows.last) continue;
+        if (r < rows.first || r >= rows.last || !writes(n)) continue;
         if (has(0)) to[r * op.pool.at.row_writes] = x[n][odd];
         if (has(2)) to[r * op.pool.at.row_writes + 8] = x[n][odd + 2];
       }
+    }
+  }
+
+  __device__ void read_state(const ChunkOperands<kKeys, kDelta>& c, RowTile& read_k, RowTile& read_q) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpLanes, g = lane / 4, t = lane % 4;
+    constexpr int kChains = 3 - kHalves, kChain = kKeys / 16;  // tiles of a chain
+    float sum_k[kChains][2][4] = {}, sum_q[kChains][2][4] = {};
+    const float* at[kSwizzled];  // rows g and g + 8 have the same swizzle
+#pragma unroll
+    for (int b = 0; b < kSwizzled; ++b)
+      at[b] = c.k + half * kTiles * 8 * (kHalves - 1) + g * kKeys + ((b * 8 + 2 * t) ^ key_swizzle(g));
+    constexpr int kQueries = kStateChunk * kKeys;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const int chain = i % kChains, tile = chain * kChain + i / kChains;  // both chains are under way
+      const float a[4] = {ptx::round_tf32(s[tile][0]), ptx::round_tf32(s[tile][2]),
+                          ptx::round_tf32(s[tile][1]), ptx::round_tf32(s[tile][3])};
+      const float* from = at[tile % kSwizzled] + tile / kSwizzled * kSwizzled * 8;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float2 q = *reinterpret_cast<const float2*>(from + kQueries + n * 8 * kKeys);
+        ptx::mma_tf32(sum_q[chain][n], a, q.x, q.y);
+        if constexpr (kDelta) {
+          const float2 k = *reinterpret_cast<const float2*>(from + n * 8 * kKeys);
+          ptx::mma_tf32(sum_k[chain][n], a, k.x, k.y);
+        }
+      }
+    }
+    if constexpr (kHalves == 1) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          read_k[n][e] = sum_k[0][n][e] + sum_k[1][n][e];
+          read_q[n][e] = sum_q[0][n][e] + sum_q[1][n][e];
+        }
+      }
+    } else {
+      auto& sums = exchange->sums[turn];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if constexpr (kDelta) sums[half][i][lane] = sum_k[0][i / 4][i % 4];
+        sums[half][8 + i][lane] = sum_q[0][i / 4][i % 4];
+      }
+      ptx::named_barrier(barrier, 2 * kWarpLanes);  // both halves are there
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        // In either warp low + high: a sum of two does not depend on their order.
+        if constexpr (kDelta) read_k[i / 4][i % 4] = sum_k[0][i / 4][i % 4] + sums[1 - half][i][lane];
+        read_q[i / 4][i % 4] = sum_q[0][i / 4][i % 4] + sums[1 - half][8 + i][lane];
+      }
+      turn ^= 1;
     }
   }
 
@@ -358,27 +431,9 @@ struct StateColumns {
     constexpr int kStride = ChunkOperands<kKeys, kDelta>::kStride;
     const int lane = static_cast<int>(threadIdx.x) % kWarpLanes, g = lane / 4, t = lane % 4;
 
-    // S^T k and S^T q: even and odd tiles of keys are chains of their own.
-    float read_k[2][2][4] = {}, read_q[2][2][4] = {};
-    const float* at[kSwizzled];  // rows g and g + 8 have the same swizzle
-#pragma unroll
-    for (int b = 0; b < kSwizzled; ++b) at[b] = c.k + g * kKeys + ((b * 8 + 2 * t) ^ key_swizzle(g));
-    constexpr int kQueries = kStateChunk * kKeys;
-#pragma unroll
-    for (int tile = 0; tile < kKeys / 8; ++tile) {
-      const float a[4] = {ptx::round_tf32(s[tile][0]), ptx::round_tf32(s[tile][2]),
-                          ptx::round_tf32(s[tile][1]), ptx::round_tf32(s[tile][3])};
-      const float* from = at[tile % kSwizzled] + tile / kSwizzled * kSwizzled * 8;
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const float2 q = *reinterpret_cast<const float2*>(from + kQueries + n * 8 * kKeys);
-        ptx::mma_tf32(read_q[tile % 2][n], a, q.x, q.y);
-        if constexpr (kDelta) {
-          const float2 k = *reinterpret_cast<const float2*>(from + n * 8 * kKeys);
-          ptx::mma_tf32(read_k[tile % 2][n], a, k.x, k.y);
-        }
-      }
-    }
+    // S^T k and S^T q: the two halves of the keys are chains of their own, and added last.
+    RowTile read_k, read_q;
+    read_state(c, read_k, read_q);
 
     RowTile x;
 #pragma unroll
@@ -388,8 +443,7 @@ struct StateColumns {
       for (int e = 0; e < 4; ++e) {
         const int r = row_of(n, e);
         const float of_row = e % 2 == 0 ? by.x : by.y;
-        const float fresh =
-            kDelta ? fmaf(-of_row, read_k[0][n][e] + read_k[1][n][e], v[n][e]) : v[n][e] * of_row;
+        const float fresh = kDelta ? fmaf(-of_row, read_k[n][e], v[n][e]) : v[n][e] * of_row;
         x[n][e] = r >= rows.first && r < rows.last ? fresh : v[n][e];
       }
     }
@@ -433,10 +487,12 @@ struct StateColumns {
       for (int odd = 0; odd < 2; ++odd) {
         const int r = 2 * t + odd;
 #pragma unroll
-        for (int b = 0; b < kSwizzled; ++b) at_key[odd][b] = c.k + r * kKeys + ((b * 8 + g) ^ key_swizzle(r));
+        for (int b = 0; b < kSwizzled; ++b)
+          at_key[odd][b] =
+              c.k + half * kTiles * 8 * (kHalves - 1) + r * kKeys + ((b * 8 + g) ^ key_swizzle(r));
       }
 #pragma unroll
-      for (int tile = 0; tile < kKeys / 8; ++tile) {
+      for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[tile][e] *= left;
         const int from = tile / kSwizzled * kSwizzled * 8, b = tile % kSwizzled;
@@ -453,8 +509,7 @@ struct StateColumns {
     for (int n = 0; n < 2; ++n) {
       const float2 left = *reinterpret_cast<const float2*>(c.left_query + n * 8 + 2 * t);
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        o[n][e] = (e % 2 == 0 ? left.x : left.y) * (read_q[0][n][e] + read_q[1][n][e]);
+      for (int e = 0; e < 4; ++e) o[n][e] = (e % 2 == 0 ? left.x : left.y) * read_q[n][e];
     }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -474,7 +529,7 @@ struct StateColumns {
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
         const int r = row_of(n, odd);
-        const bool wanted = r >= rows.first && r < rows.last;
+        const bool wanted = r >= rows.first && r < rows.last && writes(n);
         if (op.skip != nullptr) {
           o[n][odd] = fmaf(skip, v[n][odd], o[n][odd]);
           o[n][odd + 2] = fmaf(skip, v[n][odd + 2], o[n][odd + 2]);

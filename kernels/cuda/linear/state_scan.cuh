@@ -8,17 +8,26 @@
 
 namespace millrace::cuda {
 
-// One step is read while the next is prepared.
-template <int kKeys, bool kDelta, int kPreparing>
-struct ScanShared {
-  static constexpr int kStages = 2;
-  ChunkOperands<kKeys, kDelta> chunks[kStages][kPreparing];
+// How a CTA is made up. Columns: warps with 16 columns each, times kHalves; preparing: warps that do. With
+// three stages what is prepared was copied a step ahead.
+template <int kPreparingWarps, int kColumnTiles, int kHalvesOfKeys, int kStagesOfShared, int kCtas>
+struct ScanShape {
+  static constexpr int kPreparing = kPreparingWarps, kHalves = kHalvesOfKeys, kStages = kStagesOfShared;
+  static constexpr int kColumnWarps = kColumnTiles * kHalves, kColumns = kColumnTiles * 16;
+  static constexpr int kThreads = (kPreparing + kColumnWarps) * kWarpLanes, kCtasPerSm = kCtas;
 };
 
-template <int kKeys, bool kDelta, int kPreparing, int kColumnWarps, int kCtasPerSm>
-__global__ void __launch_bounds__((kColumnWarps + kPreparing) * kWarpLanes, kCtasPerSm)
+template <int kKeys, bool kDelta, class Shape>
+struct ScanShared {
+  ChunkOperands<kKeys, kDelta> chunks[Shape::kStages][Shape::kPreparing];
+  HalvesExchange exchange[Shape::kHalves == 1 ? 1 : Shape::kColumns / 16];
+};
+
+template <int kKeys, bool kDelta, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm)
     state_scan_kernel(const __grid_constant__ StateScan op, int32_t strips) {
-  using Shared = ScanShared<kKeys, kDelta, kPreparing>;
+  using Shared = ScanShared<kKeys, kDelta, Shape>;
+  constexpr int kPreparing = Shape::kPreparing, kColumnWarps = Shape::kColumnWarps, kStages = Shape::kStages;
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<Shared*>(shared_bytes);
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
@@ -33,23 +42,34 @@ __global__ void __launch_bounds__((kColumnWarps + kPreparing) * kWarpLanes, kCta
         op.key_dim % 4 == 0 && op.q_stride % 4 == 0 && op.k_stride % 4 == 0 &&
         (reinterpret_cast<uintptr_t>(op.q) | reinterpret_cast<uintptr_t>(op.k)) % 16 == 0 &&
         (op.pool.layer_offset | op.pool.block_floats | op.pool.at.keys | op.pool.at.row_keys) % 4 == 0;
+    const auto load = [&](int32_t step) {
+      const int32_t chunk = step * kPreparing + own;
+      if (chunk < of.count) load_chunk(op, of, chunk, shared.chunks[step % kStages][own], aligned);
+    };
+    if constexpr (kStages == 3) load(0);
     for (int32_t step = 0; step < steps; ++step) {
       const int32_t chunk = step * kPreparing + own;
-      if (chunk < of.count) {
-        auto& to = shared.chunks[step % Shared::kStages][own];
-        load_chunk(op, of, chunk, to, aligned);
+      // The stage that is copied to was read two steps ago, behind the last barrier.
+      load(kStages == 3 ? step + 1 : step);
+      if (kStages == 3 && chunk + kPreparing < of.count) {
+        ptx::async_wait<1>();
+      } else {
         ptx::async_wait<0>();
-        __syncwarp();  // what other lanes have copied
-        prepare_chunk(op, of, chunk, to);
       }
+      __syncwarp();  // what other lanes have copied
+      if (chunk < of.count) prepare_chunk(op, of, chunk, shared.chunks[step % kStages][own]);
       __syncthreads();  // prepared; and the columns' warps are done with the step before
     }
     return;
   }
 
-  StateColumns<kKeys, kDelta> columns;
-  columns.column =
-      static_cast<int>(blockIdx.x % static_cast<unsigned>(strips)) * (kColumnWarps * 16) + warp * 16;
+  StateColumns<kKeys, kDelta, Shape::kHalves> columns;
+  const int tile = warp / Shape::kHalves;
+  columns.column = static_cast<int>(blockIdx.x % static_cast<unsigned>(strips)) * Shape::kColumns + tile * 16;
+  columns.half = warp % Shape::kHalves;
+  columns.exchange = &shared.exchange[Shape::kHalves == 1 ? 0 : tile];
+  columns.turn = 0;
+  columns.barrier = 1 + tile;
   columns.columns = op.value_dim;
   const int64_t packed = (int64_t{of.sequence} * op.heads + of.head) * op.key_dim * int64_t{op.value_dim};
   if (op.pool.pool != nullptr) {
@@ -77,7 +97,7 @@ __global__ void __launch_bounds__((kColumnWarps + kPreparing) * kWarpLanes, kCta
         columns.load_values(op, of, rows[1], values[1]);
       }
       const bool kept = rows[0].block != nullptr && rows[0].last == kStateChunk;
-      columns.advance(op, of, rows[0], shared.chunks[step % Shared::kStages][i], values[0],
+      columns.advance(op, of, rows[0], shared.chunks[step % kStages][i], values[0],
                       more || kept || op.final_state != nullptr);
       if (kept)
         columns.store(rows[0].block + op.pool.at.state + of.head * op.pool.at.head_state, op.key_dim,
@@ -93,37 +113,37 @@ __global__ void __launch_bounds__((kColumnWarps + kPreparing) * kWarpLanes, kCta
   if (op.final_state != nullptr) columns.store(op.final_state + packed, op.key_dim, op.value_dim);
 }
 
-template <int kKeys, bool kDelta, int kPreparing, int kColumnWarps, int kCtasPerSm>
+template <int kKeys, bool kDelta, class Shape>
 void launch_state_scan_as(const StateScan& op, const Launch& at) {
-  const auto kernel = state_scan_kernel<kKeys, kDelta, kPreparing, kColumnWarps, kCtasPerSm>;
-  constexpr size_t kBytes = sizeof(ScanShared<kKeys, kDelta, kPreparing>);
+  const auto kernel = state_scan_kernel<kKeys, kDelta, Shape>;
+  constexpr size_t kBytes = sizeof(ScanShared<kKeys, kDelta, Shape>);
   allow_shared_memory(kernel, kBytes);
-  constexpr int kColumns = kColumnWarps * 16;
-  const int32_t strips = (op.value_dim + kColumns - 1) / kColumns;
+  const int32_t strips = (op.value_dim + Shape::kColumns - 1) / Shape::kColumns;
   const int64_t ctas = int64_t{op.sequences.count} * op.heads * strips;
-  kernel<<<static_cast<unsigned>(ctas), (kColumnWarps + kPreparing) * kWarpLanes, kBytes, at.stream>>>(
-      op, strips);
+  kernel<<<static_cast<unsigned>(ctas), Shape::kThreads, kBytes, at.stream>>>(op, strips);
   check_launch(kDelta ? "gated_delta_kernel" : "selective_scan_kernel");
 }
 
-// Which kernel: no bit depends on it. Few tasks are bound by what follows one another, and are spread over
-// SMs; of many, warps of all columns share what is prepared.
+// Which kernel: no bit depends on it. Few heads are bound by what follows one another: two warps have the
+// halves of the keys. Of many, warps of all columns share what is prepared.
 template <bool kDelta>
 void launch_state_scan(const StateScan& op, const Launch& at) {
   if (op.sequences.count == 0) return;
   const bool decodes = op.most_tokens > 0 && op.most_tokens <= kStateChunk;
-  const int64_t tasks = int64_t{op.sequences.count} * op.heads * ((op.value_dim + 63) / 64);
-  const bool many = kDelta && op.value_dim > 64 && tasks > at.device.sm_count();
+  const int64_t heads = int64_t{op.sequences.count} * op.heads;
   const auto launch = [&]<int kKeys>() {
     constexpr bool kLong = kKeys > 128;
-    if (decodes) return launch_state_scan_as < kKeys, kDelta, 1, 4, kLong ? 1 : 2 > (op, at);
-    if constexpr (kDelta) {
-      if constexpr (!kLong) {
-        if (many) return launch_state_scan_as<kKeys, true, 4, 8, 1>(op, at);
-      }
-      launch_state_scan_as<kKeys, true, kLong ? 2 : 4, 4, 1>(op, at);
+    if (decodes) return launch_state_scan_as<kKeys, kDelta, ScanShape<1, 4, 1, 2, kLong ? 1 : 2>>(op, at);
+    if constexpr (kLong) {
+      launch_state_scan_as<kKeys, kDelta, ScanShape<2, 4, 1, 2, 1>>(op, at);
     } else {
-      launch_state_scan_as<kKeys, false, 2, 4, kLong ? 1 : 2>(op, at);
+      if constexpr (kKeys >= 64) {
+        if (heads * ((op.value_dim + 63) / 64) <= at.device.sm_count())
+          return launch_state_scan_as<kKeys, kDelta, ScanShape<4, 4, 2, 2, 1>>(op, at);
+      }
+      if (kDelta && op.value_dim > 64)
+        return launch_state_scan_as<kKeys, kDelta, ScanShape<4, 8, 1, 2, 1>>(op, at);
+      launch_state_scan_as<kKeys, kDelta, ScanShape<2, 4, 1, kDelta ? 2 : 3, 2>>(op, at);
     }
   };
   if (op.key_dim <= 32) return launch.template operator()<32>();

@@ -43,13 +43,15 @@ void StepLauncher::operator()(const NormMix& op) {
   const StateShape& s = spec_.state;
   PlaceRows place;
   std::vector<Target> targets;
-  int64_t columns = 0;
+  int64_t columns = 0, used = 0;
   for (size_t i = 0; i < op.in.size(); ++i) {
     if (op.in[i].weight == nullptr) continue;
-    float* out = w_.projected.as<float>() + plan_.rows * columns;
+    float* out = w_.projected.as<float>() + used;
     place.products[targets.size()] = {out, static_cast<int32_t>(op.in[i].weight->rows)};
     targets.push_back({op.in[i], out, op.in[i].weight->rows});
     columns += op.in[i].weight->rows;
+    used += plan_.rows * op.in[i].weight->rows;
+    used = (used + kProductAlignment - 1) / kProductAlignment * kProductAlignment;
   }
   MILLRACE_CHECK(!targets.empty() && columns <= s.projected);
   // The products of a call are as many as attention has; a fourth goes by itself.

@@ -34,7 +34,7 @@ struct Sizes {  // bytes
       mix = rows * static_cast<size_t>(spec.state.mix_cols()) * 4;
       convolved = rows * static_cast<size_t>(spec.state.channels()) * 4;
       decays = rows * static_cast<size_t>(spec.state.value_heads) * 4;
-      projected = rows * static_cast<size_t>(spec.state.projected) * 4;
+      projected = (rows * static_cast<size_t>(spec.state.projected) + 4 * kProductAlignment) * 4;
     }
     if (spec.gated_attention) {
       projected = std::max(projected, 2 * query);

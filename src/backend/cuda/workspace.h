@@ -8,6 +8,9 @@
 
 namespace millrace::cuda {
 
+// Products of a layer with a state begin at multiples of so many floats in Workspace::projected.
+inline constexpr int64_t kProductAlignment = 64;
+
 struct Workspace {
   // Zeros where kernels count on them, in order on the stream that steps run on.
   Workspace(const ExecutorSpec& spec, const Launch& at);
