@@ -80,13 +80,14 @@ TEST_P(AdapterGolden, AgreesWithPeft) {
       EXPECT_EQ(adapted_logits(*cpu, c.tokens, 1), logits) << "token by token";
       for (const std::string& device : golden::device_names()) {
         if (device == "cpu") continue;
-        // A GPU rounds activations of every product to bf16, 0.2%, where weights are not F32.
+        // A GPU rounds activations of every product to bf16, 0.2%, where weights are not F32; a token near a
+        // tie of two experts may go elsewhere. Without its adapter a model is off by 40% and more.
         const auto other = open_adapted(model, adapter, device);
         const std::vector<float> there = adapted_logits(*other, c.tokens, 64);
         const double error = golden::relative_error(there, c.logits);
         std::printf("[  figure  ] %s %s with %s: error %.1e\n", device.c_str(), model.c_str(),
                     adapter.c_str(), error);
-        EXPECT_LT(error, blocks ? 0.06 : 0.02) << device;
+        EXPECT_LT(error, other->config().experts > 0 ? 0.2 : blocks ? 0.06 : 0.03) << device;
         EXPECT_EQ(adapted_logits(*other, c.tokens, 7), there) << device << ", cut into pieces";
         EXPECT_EQ(adapted_logits(*other, c.tokens, 1), there) << device << ", token by token";
       }

@@ -139,7 +139,7 @@ double allowed(DType type, DType kv_type) {
 // F32 matrix is multiplied as it is. Its attention rounds queries and probabilities too, of shapes that it
 // has products for.
 double allowed_on_gpu(DType type, DType kv_type) {
-  const double rounded = type == DType::kF32 ? 2e-6 : is_float(type) ? 0.012 : 0.03;
+  const double rounded = type == DType::kF32 ? 5e-6 : is_float(type) ? 0.012 : 0.03;
   return rounded + (kv_type == DType::kF32 ? 0 : kv_type == DType::kF8E4M3 ? 0.03 : 8e-3);
 }
 

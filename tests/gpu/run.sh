@@ -154,6 +154,7 @@ kernels() { # kernels SUFFIX DIRECTORY KIND
   start "api$s" "$2/kernels/api/kernels_api_test"
   start "side_by_side$s" "$backend_test" --gtest_filter='SideBySide.*'
   start "conformance$s" "$backend_test" --gtest_filter='*cuda*:Attention.*:Mixture.*:Operations.*:Damaged.*:Blocks.*'
+  start "latent$s" "$backend_test" --gtest_filter='LatentAttention.*'
   start "cut$s" "$backend_test" --gtest_filter='SameBitsDecode.HoweverThePrompt*:SameBits.HoweverThePrompt*'
   start "fp8$s" "$backend_test" --gtest_filter='SameBitsDecode.InACacheOfFp8'
   start "tall$s" "$backend_test" --gtest_filter='SameBitsDecode.HoweverTall*:SameBitsDecode.AndThey*'
@@ -179,6 +180,7 @@ kernels '' "$build" "$kind"
 integration=$build/tests/integration_test
 start golden "$integration" --gtest_filter='*Golden.Device*:*Golden.SameBits*:KvCache.*'
 start sampling "$integration" --gtest_filter='Sampling.*:*Embedding*:*Encoders.*'
+start adapters "$integration" --gtest_filter='*AdapterGolden.Agrees*:*AdapterBatch.*'
 start engine "$build/src/engine/engine_test" --gtest_filter='Ahead.*'
 start errors "$python" tests/gpu/errors_test.py "$build/millrace"
 model=build/models/SmolLM2-135M-Instruct.Q4_1.gguf

@@ -18,68 +18,12 @@
 // Roofline: 2 x 64 x 64 x (64 + 2 rank) operations a tile, 2,200 cycles of the tensor cores at rank 512,
 // beside 72 KB of keys: 4,000 cycles of an SM's share of 4.3 TB/s where every row has its own context, from
 // L2 in prompts.
-#include "kernels/cuda/attention/latent_cache.cuh"
-#include "kernels/cuda/attention/paged_tile.cuh"
+#include "kernels/cuda/attention/latent_tile.cuh"
 
 namespace millrace::cuda {
 namespace {
 
-constexpr int kRope = 64;
-constexpr int kKeys = 64;  // positions of a tile
-constexpr int kPages = kKeys / kBlockTokens;
-constexpr int kTilesOfSplit = kSplitKeys / kKeys;
-constexpr int kGroups = 2;  // consumer warpgroups
-constexpr int kConsumers = kGroups * ptx::kWarpgroupThreads, kThreads = kConsumers + ptx::kWarpgroupThreads;
-constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;  // of 168 that a thread begins with
-constexpr int kConsumerWarps = kConsumers / kWarpLanes;
-constexpr int kPartBytes = kKeys * ptx::kSwizzleRowBytes;  // 64 dimensions of a tile, and of the queries
-constexpr int kProbStride = kKeys + 8;                     // so that eight rows begin in different banks
-static_assert(kLatentRows == kKeys);
-
-// Shared memory, in bytes.
-template <int kRank, bool kFp8>
-struct Shape {
-  static constexpr int kDim = kRope + kRank, kParts = kDim / 64;
-  static constexpr int kTileBytes = kParts * kPartBytes;
-  static constexpr int kRawPageBytes = kLatentScaleBytes + kBlockTokens * kDim;  // of fp8
-  static constexpr int kStages = kRank == 512 ? 2 : 3;
-  static constexpr int kStageBytes = kFp8 ? kPages * kRawPageBytes : kTileBytes;
-  static constexpr int kQueriesAt = 0, kTileAt = kTileBytes;  // kTileAt: what fp8 is converted to
-  static constexpr int kStagesAt = kTileAt + (kFp8 ? kTileBytes : 0);
-  static constexpr int kProbsAt = kStagesAt + kStages * kStageBytes;
-  static constexpr int kRowsAt = kProbsAt + kLatentRows * kProbStride * 2;  // [2][64] maxima or sums
-  static constexpr int kBarriersAt = kRowsAt + kGroups * kLatentRows * 4;
-  static constexpr int kBytes = kBarriersAt + 2 * kStages * 8;
-  static_assert(kBytes <= 227 * 1024 && kBarriersAt % 8 == 0);
-};
-
-// Rows of one sequence and their heads.
-struct Item {
-  int32_t first_row, tokens, position;
-  int first_head, heads;  // heads: of a token, as rows of the product
-  const int32_t* table;
-  int32_t first_tile, past_tile;
-  __device__ int32_t last() const { return position + tokens - 1; }
-};
-
-__device__ inline Item item_of(const LatentAttention& p, int32_t split) {
-  const int heads = min(p.cache.heads, kLatentRows), head_parts = (p.cache.heads + heads - 1) / heads;
-  const int32_t index = static_cast<int32_t>(blockIdx.x) / head_parts;
-  Item item;
-  item.first_head = static_cast<int>(blockIdx.x) % head_parts * heads;
-  item.heads = heads;
-  if (p.chunks != nullptr) {
-    const int4 chunk = reinterpret_cast<const int4*>(p.chunks)[index];
-    item.first_row = chunk.x, item.tokens = chunk.y, item.position = chunk.z;
-  } else {
-    item.first_row = index, item.tokens = 1, item.position = p.cache.positions[index];
-  }
-  item.table = table_of_row(p.cache, item.first_row);
-  item.first_tile = split >= 0 ? split * kTilesOfSplit : 0;
-  item.past_tile = item.last() / kKeys + 1;
-  if (split >= 0) item.past_tile = min(item.past_tile, (split + 1) * kTilesOfSplit);
-  return item;
-}
+using namespace latent;
 
 #ifdef MILLRACE_HAS_WGMMA
 

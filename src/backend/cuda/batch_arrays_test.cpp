@@ -72,6 +72,35 @@ TEST(BatchArrays, StateGroupsMayLackNewBlocks) {
   }
 }
 
+TEST(BatchArrays, RowsKnowTheirAdapters) {
+  TwoSequences two;
+  ExecutorSpec spec = two_groups();
+  spec.adapter_rank = 4;
+  const AdapterTable table(3);
+  two.batch.adapters = &table;
+  EXPECT_FALSE(BatchArrays(two.batch, spec).adapted());  // it may be that nobody has one
+  two.slices[1].adapter = 2;
+  const BatchArrays arrays(two.batch, spec);
+  EXPECT_TRUE(arrays.adapted());
+  std::vector<int32_t> values(arrays.size(), -100);
+  arrays.fill(values.data());
+  EXPECT_EQ(part(values, arrays.adapters(), 5), (std::vector<int32_t>{-1, -1, 2, 2, 2}));
+  EXPECT_EQ(part(values, arrays.logit_adapters(), 2), (std::vector<int32_t>{-1, 2}));
+  EXPECT_EQ(arrays.tables(), arrays.logit_adapters() + 2);
+  EXPECT_EQ(part(values, arrays.tables(), 8), (std::vector<int32_t>{7, 1, 2, 5, 3, kNoBlock, 0, 4}));
+}
+
+TEST(BatchArrays, ALatentModelsChunksAreSixtyFourHeads) {
+  const TwoSequences two;
+  ExecutorSpec spec = two_groups();
+  spec.heads = 30, spec.kv_heads = 1, spec.head_dim = 576;
+  spec.latent.rank = 512;
+  const BatchArrays arrays(two.batch, spec);  // two tokens a chunk
+  EXPECT_EQ(arrays.num_chunks(), 3);
+  spec.heads = 128;
+  EXPECT_EQ(BatchArrays(two.batch, spec).num_chunks(), 5);
+}
+
 TEST(BatchArrays, ChunksOfASequenceThatSeeTheMostComeFirst) {
   const TwoSequences two;
   ExecutorSpec spec = two_groups();

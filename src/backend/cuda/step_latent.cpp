@@ -77,10 +77,13 @@ void StepLauncher::latent_attention(const Attend& op) {
     attention.chunks = in_batch(batch_->chunks());
     attention.num_chunks = batch_->num_chunks();
   }
-  // Splits on CTAs of their own where rows alone leave SMs idle; the bits are the same.
+  // Splits on CTAs of their own where rows alone leave SMs idle, though one takes half as long again so: its
+  // queries are loaded and its sums stored for it alone. The bits are the same.
   const int64_t pieces = int64_t{plan_.single_tokens ? attention.rows : attention.num_chunks} *
                          ((spec_.heads + kLatentRows - 1) / kLatentRows);
-  if (attention.max_splits > 1 && pieces < int64_t{2} * at_.device.sm_count() &&
+  const int64_t sms = at_.device.sm_count(), splits = attention.max_splits;
+  const int64_t in_turn = (pieces + sms - 1) / sms * splits, apart = (pieces * splits + sms - 1) / sms;
+  if (splits > 1 && 3 * apart < 2 * in_turn &&
       latent_partial_bytes(plan_.rows, spec_.heads, attention.max_splits, spec_.latent.rank) <=
           w_.partial.bytes()) {
     attention.partial = w_.partial.as<float>();
