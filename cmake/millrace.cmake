@@ -16,7 +16,7 @@ endif()
 # Here and not in kernels/cuda/: every program that links the backend needs the language and the runtime.
 if(MILLRACE_CUDA)
   # Ampere, Ada, Hopper, Blackwell; what comes between and after them translates the code for 8.0, 9.0 or 12.0.
-  set(CMAKE_CUDA_ARCHITECTURES "80;89-real;90a-real;90-virtual;100a-real;120" CACHE STRING
+  set(CMAKE_CUDA_ARCHITECTURES "80;89-real;90a-real;90-virtual;100a-real;120a-real;120-virtual" CACHE STRING
       "GPU architectures to compile for, e.g. 90a for an H200 alone")
   enable_language(CUDA)
   # CMake 3.25 does not know how to ask nvcc for C++20.

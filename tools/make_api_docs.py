@@ -21,7 +21,8 @@ PARTS = (
      "`#include \"millrace/engine.h\"` and link against the engine: [examples](../examples) has whole programs.\n"
      "Everything is in the namespace `millrace`. What goes wrong is thrown as `Error`."),
     ("The kernels, in C", ("include/millrace/kernels.h", "include/millrace/kernels/*.h"),
-     ("kernels.h", "device.h", "attention.h", "flash_attention.h", "flash_partial.h", "matmul.h", "gemm.h", "moe.h", "rows.h", "norm.h",
+     ("kernels.h", "device.h", "attention.h", "flash_attention.h", "flash_partial.h", "matmul.h", "gemm.h", "grouped_gemm.h",
+      "lowbit.h", "fp4_gemm.h", "moe.h", "rows.h", "norm.h",
       "rotary.h", "activation.h", "softmax.h", "cross_entropy.h", "embedding.h", "dropout.h", "sample.h", "quant.h",
       "flash_attention_v2_optimized.h", "flash_attention_v2.h"),
      "Functions over plain structs, callable from C: pointers, shapes, strides, types and a stream. Every call returns\n"

@@ -12,6 +12,7 @@
 #include "millrace/kernels/flash_attention_v2.h"
 #include "millrace/kernels/flash_attention_v2_optimized.h"
 #include "millrace/kernels/flash_partial.h"
+#include "millrace/kernels/fp4_gemm.h"
 #include "millrace/kernels/gemm.h"
 #include "millrace/kernels/grouped_gemm.h"
 #include "millrace/kernels/linear_attention.h"

@@ -1,6 +1,7 @@
 // Products of plain matrices, of experts and of four-bit weights on a CPU behind the C API.
 #include "kernels/api/cpu_device.h"
 #include "kernels/cpu/matmul/dense_gemm.h"
+#include "kernels/cpu/matmul/fp4_gemm.h"
 #include "kernels/cpu/matmul/lowbit_gemm.h"
 
 namespace millrace::api {
@@ -53,6 +54,13 @@ size_t CpuDevice::lowbit_gemm_workspace_bytes(const mr_lowbit_gemm_args&) const 
 }
 void CpuDevice::lowbit_gemm(const mr_lowbit_gemm_args& args, void* workspace, mr_stream) {
   cpu::lowbit_gemm(context(), args, workspace);
+}
+
+size_t CpuDevice::fp4_gemm_workspace_bytes(const mr_fp4_gemm_args&) const {
+  return cpu::fp4_gemm_workspace_bytes(pool_.size());
+}
+void CpuDevice::fp4_gemm(const mr_fp4_gemm_args& args, void* workspace, mr_stream) {
+  cpu::fp4_gemm(context(), args, workspace);
 }
 
 size_t CpuDevice::grouped_gemm_workspace_bytes(const mr_grouped_gemm_args&) const {

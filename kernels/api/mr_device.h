@@ -83,6 +83,8 @@ struct mr_device {
   virtual void lowbit_repack(const mr_lowbit_matrix& matrix, void* to, mr_stream stream) = 0;
   virtual size_t lowbit_gemm_workspace_bytes(const mr_lowbit_gemm_args& args) const = 0;
   virtual void lowbit_gemm(const mr_lowbit_gemm_args& args, void* workspace, mr_stream stream) = 0;
+  virtual size_t fp4_gemm_workspace_bytes(const mr_fp4_gemm_args& args) const = 0;
+  virtual void fp4_gemm(const mr_fp4_gemm_args& args, void* workspace, mr_stream stream) = 0;
   virtual size_t grouped_gemm_workspace_bytes(const mr_grouped_gemm_args& args) const = 0;
   virtual void grouped_gemm(const mr_grouped_gemm_args& args, void* workspace, mr_stream stream) = 0;
 

@@ -1,8 +1,9 @@
-// The C functions of millrace/kernels/{grouped_gemm,lowbit}.h: what is checked on every device.
+// The C functions of millrace/kernels/{fp4_gemm,grouped_gemm,lowbit}.h: what is checked on every device.
 #include "millrace/kernels/grouped_gemm.h"
 
 #include "kernels/api/mr_device.h"
 #include "kernels/quant/lowbit_units.h"
+#include "millrace/kernels/fp4_gemm.h"
 #include "millrace/kernels/lowbit.h"
 
 namespace millrace::api {
@@ -86,6 +87,24 @@ mr_lowbit_gemm_args checked(const mr_lowbit_gemm_args* given) {
   check_grouped_rows(args.x, args.m, args.backward ? args.n : args.k, args.ldx, 2, "args.x", "args.ldx");
   check_grouped_rows(args.y, args.m, args.backward ? args.k : args.n, args.ldy, out_bytes_of(args.out_type),
                      "args.y", "args.ldy");
+  if (args.alpha == 0.0f) args.alpha = 1.0f;
+  return args;
+}
+
+mr_fp4_gemm_args checked(const mr_fp4_gemm_args* given) {
+  require_pointer(given, "args");
+  mr_fp4_gemm_args args = *given;
+  require_enum(args.format, MR_LOWBIT_MXFP4, MR_LOWBIT_NVFP4, "args.format");
+  require_grouped_out(args.out_type);
+  require_range(args.m, 0, kMaxGroupedSize, "args.m");
+  require_range(args.n, 0, kMaxGroupedSize, "args.n");
+  require_range(args.k, 0, kMaxGroupedSize, "args.k");
+  require_whole_groups(args.format, args.k, "args.k");
+  if (args.k > 0 && args.m > 0)
+    require_pointer(args.a, "args.a"), require_pointer(args.a_scales, "args.a_scales");
+  if (args.k > 0 && args.n > 0)
+    require_pointer(args.b, "args.b"), require_pointer(args.b_scales, "args.b_scales");
+  check_grouped_rows(args.c, args.m, args.n, args.ldc, out_bytes_of(args.out_type), "args.c", "args.ldc");
   if (args.alpha == 0.0f) args.alpha = 1.0f;
   return args;
 }
@@ -191,5 +210,23 @@ mr_status mr_grouped_gemm(mr_device* device, const mr_grouped_gemm_args* args, v
     const mr_grouped_gemm_args good = millrace::api::checked(args);
     millrace::api::require_workspace(workspace, workspace_bytes, device->grouped_gemm_workspace_bytes(good));
     device->grouped_gemm(good, workspace, stream);
+  });
+}
+
+mr_status mr_fp4_gemm_workspace_bytes(const mr_device* device, const mr_fp4_gemm_args* args, size_t* bytes) {
+  return guarded([&] {
+    require_pointer(device, "device");
+    require_pointer(bytes, "bytes");
+    *bytes = device->fp4_gemm_workspace_bytes(millrace::api::checked(args));
+  });
+}
+
+mr_status mr_fp4_gemm(mr_device* device, const mr_fp4_gemm_args* args, void* workspace,
+                      size_t workspace_bytes, mr_stream stream) {
+  return guarded([&] {
+    require_pointer(device, "device");
+    const mr_fp4_gemm_args good = millrace::api::checked(args);
+    millrace::api::require_workspace(workspace, workspace_bytes, device->fp4_gemm_workspace_bytes(good));
+    if (good.m > 0 && good.n > 0) device->fp4_gemm(good, workspace, stream);
   });
 }

@@ -1,5 +1,6 @@
-// mr_lowbit_* and mr_grouped_gemm on every instruction set of this machine, against sums in double over what
-// the published matrices mean: e2m1 by its table, GPTQ's and AWQ's words as their formats describe them.
+// mr_lowbit_*, mr_fp4_gemm and mr_grouped_gemm on every instruction set of this machine, against sums in
+// double over what the published matrices mean: e2m1 by its table, GPTQ's and AWQ's words as their formats
+// describe them.
 #include <cstring>
 
 #include "base/float_bits.h"
@@ -213,6 +214,47 @@ TEST(Lowbit, WrongArguments) {
   refused_product("args.bias", [&](mr_lowbit_gemm_args& a) { a.backward = 1, a.bias = y.data(); });
   refused_product("args.ldx", [](mr_lowbit_gemm_args& a) { a.ldx = 5; });
   refused_product("args.out_type", [](mr_lowbit_gemm_args& a) { a.out_type = MR_I8; });
+}
+
+TEST(Fp4Gemm, AgainstSumsInDouble) {
+  const DevicePtr device = open_cpu();
+  std::mt19937 random(13);
+  for (const mr_lowbit_format format : {MR_LOWBIT_MXFP4, MR_LOWBIT_NVFP4}) {
+    constexpr int64_t kM = 5, kN = 70, kK = 192, kLdc = kN + 3;
+    const Published a = random_rows_matrix(random, format, 1, kM, kK),
+                    b = random_rows_matrix(random, format, 1, kN, kK);
+    std::vector<float> c(kM * kLdc, -7.0f);
+    mr_fp4_gemm_args args{};
+    args.format = format, args.m = kM, args.n = kN, args.k = kK, args.alpha = 0.5f;
+    args.a = a.codes.data(), args.a_scales = a.scales.data();
+    args.b = b.codes.data(), args.b_scales = b.scales.data();
+    args.out_type = MR_F32, args.c = c.data(), args.ldc = kLdc;
+    size_t bytes = 0;
+    ASSERT_EQ(mr_fp4_gemm_workspace_bytes(device.get(), &args, &bytes), MR_OK) << mr_last_error();
+    const Guarded workspace(bytes);
+    ASSERT_EQ(mr_fp4_gemm(device.get(), &args, workspace.data(), bytes, nullptr), MR_OK) << mr_last_error();
+    double error = 0, largest = 1e-30;
+    for (int64_t i = 0; i < kM * kLdc; ++i) {
+      const float got = c[static_cast<size_t>(i)];
+      if (i % kLdc >= kN) {
+        ASSERT_EQ(got, -7.0f) << "between rows";
+        continue;
+      }
+      double sum = 0;
+      for (int64_t k = 0; k < kK; ++k)
+        sum += 0.5 * a.values[static_cast<size_t>(i / kLdc * kK + k)] *
+               b.values[static_cast<size_t>(i % kLdc * kK + k)];
+      error = std::max(error, std::abs(got - sum));
+      largest = std::max(largest, std::abs(sum));
+    }
+    EXPECT_LE(error / largest, 3e-6);
+    args.k = 40;
+    EXPECT_REFUSED(mr_fp4_gemm(device.get(), &args, workspace.data(), bytes, nullptr), MR_ERROR_INVALID,
+                   "args.k");
+    args.k = kK, args.format = MR_LOWBIT_INT4_32;
+    EXPECT_REFUSED(mr_fp4_gemm(device.get(), &args, workspace.data(), bytes, nullptr), MR_ERROR_INVALID,
+                   "args.format");
+  }
 }
 
 // ---------------------------------------------------------------- experts

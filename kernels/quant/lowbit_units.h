@@ -31,7 +31,7 @@ inline constexpr int kUnitWords = kUnitCodeBytes / 4;
 // Of an INT4 group in a unit: scales, then zeros.
 inline constexpr int kInt4ScaleBytes = 2 * kUnitRows, kInt4GroupBytes = 3 * kUnitRows;
 // Sums along the columns are cut here, and the segments' sums added in order: that fixes their bits.
-inline constexpr int kSegmentUnits = 16;
+inline constexpr int kSegmentUnits = 32;
 // What a GPU makes of codes are weights times 2^-32, and so are its sums; this makes them right.
 inline constexpr float kLowbitUnscale = 0x1p32f;
 

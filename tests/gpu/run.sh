@@ -193,6 +193,7 @@ fi
 library=$build/libmillrace_kernels.so
 start fused "$python" tests/gpu/fused_test.py "$library" --device cuda --repeat 100
 start products "$python" tests/gpu/gemm_test.py "$library"
+start lowbit "$python" tests/gpu/lowbit_test.py "$library"
 start flash_mma "$python" tests/gpu/flash_mma_test.py "$build/tests/libflash_mma_driver.so"
 for part in 0 1 2; do start "flash.$part" "$python" tests/gpu/flash_attention_test.py "$library" --part $part/3; done
 for part in 0 1; do

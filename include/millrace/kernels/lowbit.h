@@ -9,7 +9,7 @@
  *     MXFP4   e2m1 * 2^(scale - 127), exact for scales from 2^-94 to 2^33
  *     NVFP4   e2m1 * e4m3, exact; the second, float32 scale of a matrix goes to expert_scales
  *     INT4    (code - zero) * scale, rounded to bf16 once
- * Sums are float32 (on Hopper in segments of 2,048 of k or n, added in order): the result does not depend on
+ * Sums are float32 (on Hopper in segments of 4,096 of k or n, added in order): the result does not depend on
  * the run, and a row's bits not on other rows nor on how many there are. */
 #ifndef MILLRACE_KERNELS_LOWBIT_H
 #define MILLRACE_KERNELS_LOWBIT_H

@@ -1,5 +1,6 @@
 // Products of experts and of four-bit weights on a GPU.
 #include "kernels/api/cuda/cuda_device.h"
+#include "kernels/cuda/gemm/fp4.h"
 #include "kernels/cuda/gemm/grouped.h"
 #include "kernels/cuda/gemm/lowbit.h"
 
@@ -59,6 +60,18 @@ void CudaDevice::grouped_gemm(const mr_grouped_gemm_args& args, void*, mr_stream
   op.a_scales = args.a_scales, op.b_scales = args.b_scales;
   op.a_scale_stride = (args.k + 127) / 128;
   cuda::launch_grouped_dense(op, at(stream));
+}
+
+void CudaDevice::fp4_gemm(const mr_fp4_gemm_args& args, void*, mr_stream stream) {
+  cuda::Fp4Gemm op;
+  op.nvfp4 = args.format == MR_LOWBIT_NVFP4;
+  op.m = args.m, op.n = args.n, op.k = args.k;
+  op.a = static_cast<const uint8_t*>(args.a), op.a_scales = static_cast<const uint8_t*>(args.a_scales);
+  op.b = static_cast<const uint8_t*>(args.b), op.b_scales = static_cast<const uint8_t*>(args.b_scales);
+  op.alpha = args.alpha;
+  op.out = grouped_out(args.out_type);
+  op.c = args.c, op.ldc = args.ldc;
+  cuda::launch_fp4(op, at(stream));
 }
 
 }  // namespace millrace::api::gpu

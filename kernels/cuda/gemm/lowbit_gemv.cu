@@ -1,9 +1,10 @@
 // GEMV with four-bit weights: one to eight rows of bf16 activations. The units of a tile of 64 rows lie one
-// after the other, so a work item, a tile's segment of 2,048 columns, is one run of 70 KB.
+// after the other, so a work item, a tile's segment of 4,096 columns, is one run of 140 KB.
 //
-// A CTA is four consumer warps, 16 rows each, and a producer thread that keeps a ring of nine units under
-// way by bulk copies; four CTAs an SM have 160 KB under way. A CTA keeps its segment, so its part of the
-// activations is loaded once, in the order in which a lane needs it:
+// A CTA is four consumer warps, 16 rows each, and a producer thread that keeps a ring of six units under way
+// by bulk copies; as many CTAs as fit, seven an SM for one row, have 180 KB under way. A CTA keeps its
+// segment. The consumers load its activations 2,048 columns at a time, in the order in which a lane needs
+// them, while the ring fills:
 //     x   [row][unit 16][chunk 4][t 4] 16 bytes: the B operands of two steps of 16 columns
 // Rows are the columns of m16n8k16 products: the chains, and so the bits, of lowbit_wgmma.cuh. Several
 // segments' sums meet in a kernel that adds them in order.
@@ -20,8 +21,9 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr int kWarps = 4, kThreads = (kWarps + 1) * 32, kRing = 9, kCtasPerSm = 4;
-constexpr int kRowBytes = quant::kSegmentUnits * 256 + 64;  // of x; neighbours in different banks
+constexpr int kWarps = 4, kThreads = (kWarps + 1) * 32, kRing = 6, kCtasPerSm = 6;
+constexpr int kWindow = 16;                    // units whose activations are in shared memory
+constexpr int kRowBytes = kWindow * 256 + 64;  // of x; neighbours in different banks
 
 struct GemvProblem {
   LowbitGemm op;
@@ -29,14 +31,13 @@ struct GemvProblem {
   int32_t tiles_apart;  // of a CTA's items
 };
 
-// Words 2t, 2t + 1 of every half step of a segment's columns; zeros behind the last.
-__device__ void load_rows(const GemvProblem& p, int segment, uint8_t* to) {
+// Words 2t, 2t + 1 of every half step of a window's columns; zeros behind the last.
+__device__ void load_rows(const GemvProblem& p, int first_unit, uint8_t* to) {
   const auto* x = static_cast<const uint16_t*>(p.op.x);
-  constexpr int kWords = quant::kSegmentUnits * 64;
+  constexpr int kWords = kWindow * 64;
   for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(p.op.m) * kWords; i += kWarps * 32) {
     const int row = i / kWords, word = i % kWords, half_step = word % 64 / 4, t = word % 4;
-    const int64_t column =
-        (int64_t{segment} * quant::kSegmentUnits + word / 64) * quant::kUnitColumns + half_step * 8 + 2 * t;
+    const int64_t column = (int64_t{first_unit} + word / 64) * quant::kUnitColumns + half_step * 8 + 2 * t;
     uint32_t value = 0;
     if (column < p.op.k) value = *reinterpret_cast<const uint32_t*>(x + row * p.op.ldx + column);
     uint8_t* at = to + row * kRowBytes + word / 64 * 256 + half_step / 4 * 64 + t * 16 + half_step % 4 * 4;
@@ -79,15 +80,20 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm) gemv_lowbit_kernel(const
     }
     return;
   }
-  load_rows(p, segment, rows);
-  ptx::named_barrier<1, kWarps * 32>();  // the consumers: the activations are there
   const int g = lane / 4, t = lane % 4;
   const bool mine = g < p.op.m;
   const uint8_t* x = rows + (mine ? g : 0) * kRowBytes + t * 16;
   uint32_t stage = 0, parity = 0;
+  bool loaded = false;  // the only window there is
   for (int tile = static_cast<int>(blockIdx.x) / p.segments; tile < p.row_tiles; tile += p.tiles_apart) {
     float sum[4] = {};
     for (int i = 0; i < units; ++i) {
+      if (i % kWindow == 0 && (units > kWindow || !loaded)) {
+        ptx::named_barrier<1, kWarps * 32>();  // the consumers: nobody reads the window before
+        load_rows(p, first_unit + i, rows);
+        ptx::named_barrier<1, kWarps * 32>();  // the activations are there
+        loaded = true;
+      }
       ptx::barrier_wait(full + stage, parity);
       const uint8_t* unit = ring + stage * kUnitBytes;
       // All loads of the unit before its chain of products, which is what takes longest.
@@ -101,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm) gemv_lowbit_kernel(const
         scales[s / Weights::kSteps] = Weights::scale(unit, s, warp, lane);
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        if (mine) b[c] = *reinterpret_cast<const uint4*>(x + i * 256 + c * 64);
+        if (mine) b[c] = *reinterpret_cast<const uint4*>(x + i % kWindow * 256 + c * 64);
       }
 #pragma unroll
       for (int s = 0; s < quant::kUnitSteps; ++s) {
@@ -146,10 +152,16 @@ void launch_as(const LowbitGemm& op, const Launch& at) {
   p.row_tiles = static_cast<int32_t>(grid.row_tiles);
   p.column_units = static_cast<int32_t>(grid.column_units);
   p.segments = (p.column_units + quant::kSegmentUnits - 1) / quant::kSegmentUnits;
-  const int wanted = at.device.sm_count() * kCtasPerSm / p.segments;
-  p.tiles_apart = wanted < 1 ? 1 : wanted < p.row_tiles ? wanted : p.row_tiles;
   const size_t bytes = kRing * quant::unit_bytes(kFormat) + static_cast<size_t>(op.m) * kRowBytes;
   allow_shared_memory(gemv_lowbit_kernel<kFormat>, bytes);
+  int ctas = 0;  // of an SM
+  check_call(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, gemv_lowbit_kernel<kFormat>, kThreads, bytes),
+      "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  // All CTAs have the same number of items, or one less.
+  const int slots = at.device.sm_count() * ctas / p.segments, most = slots < 1 ? 1 : slots;
+  const int rounds = (p.row_tiles + most - 1) / most;
+  p.tiles_apart = (p.row_tiles + rounds - 1) / rounds;
   launch_dependent("gemv_lowbit_kernel", gemv_lowbit_kernel<kFormat>,
                    dim3(static_cast<unsigned>(p.tiles_apart * p.segments)), kThreads, bytes, at, p);
   if (p.segments == 1) return;

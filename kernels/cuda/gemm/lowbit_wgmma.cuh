@@ -15,9 +15,9 @@
 // bytes a cycle. Making fragments takes 16 x 12 to 16 x 20 issue slots a warp, two warps a scheduler: a
 // fifth to a third of them.
 //
-// Sums are cut every 2,048 of the reduced dimension (quant::kSegmentUnits), so that a row has the bits that
-// the GEMV gives it: the totals so far wait in memory, 128 KB a CTA, and are added while the other warpgroup
-// multiplies.
+// Sums are cut every 4,096 of the reduced dimension (quant::kSegmentUnits), so that a row has the bits that
+// the GEMV gives it: the totals so far wait in memory, 128 KB a CTA. That costs: cut every 2,048, 8,192 x
+// 8,192 x 8,192 of MXFP4 ran at 618 TFLOP/s on an H200, not cut at all at 733.
 #pragma once
 
 #include "kernels/cuda/gemm/dense_tile.cuh"
@@ -32,17 +32,16 @@ inline constexpr int kLowbitWarps = 8, kLowbitThreads = 384, kLowbitOutputs = 12
 inline constexpr int kLowbitPanelBytes = 2304;  // of a warpgroup: 16 tokens x 144 bytes or 8 x 272
 inline constexpr int kLowbitMaxTokens = 256;
 
-template <mr_lowbit_format kFormat, int kMaxTokens, int kCluster>
+template <mr_lowbit_format kFormat, int kMaxTokens>
 struct LowbitStages {
-  static constexpr int kCtas = kCluster;
   static constexpr int kTokenBytes = kMaxTokens * 256;
   static constexpr int kUnitBytes = quant::unit_bytes(kFormat), kRawBytes = 2 * kUnitBytes;
   static constexpr int kOther = 2 * kLowbitPanelBytes + 256;
   static constexpr int kFits = (kDenseSharedBytes - kOther) / (kTokenBytes + kRawBytes);
   static constexpr int kCount = kFits < 8 ? kFits : 8;
   static constexpr int kBytes = kCount * (kTokenBytes + kRawBytes) + kOther;
-  static constexpr int kBoxRows = kMaxTokens < 128 || kCtas == 2 ? 64 : 128;
-  static_assert(kCount >= 3 && kRawBytes % 128 == 0 && (kCtas == 1 || kMaxTokens == kLowbitMaxTokens));
+  static constexpr int kBoxRows = kMaxTokens < 128 ? kMaxTokens : 128;
+  static_assert(kCount >= 3 && kRawBytes % 128 == 0);
 };
 
 struct LowbitProblem {
@@ -78,7 +77,7 @@ struct LowbitShared {
   __device__ void init() const {
     for (int i = 0; i < Stages::kCount; ++i) {
       ptx::barrier_init(full + i, 2);
-      ptx::barrier_init(empty + i, kLowbitWarps * Stages::kCtas);
+      ptx::barrier_init(empty + i, kLowbitWarps);
     }
     ptx::barrier_init_fence();
   }
@@ -93,14 +92,12 @@ __device__ inline int lowbit_width(int rows) {
 // One of two threads: tokens, or units of weights, of all stages.
 template <class Stages, bool kBackward, int kMaxTokens, bool kTokens>
 __device__ void produce_lowbit(const LowbitProblem& p, const LowbitShared<Stages>& shared) {
-  const int rank = static_cast<int>(blockIdx.x) % Stages::kCtas;
   uint32_t stage = 0, parity = 1;
   GroupCursor cursor = p.cursor(kMaxTokens);
   GroupItem item;
-  for (int index = static_cast<int>(blockIdx.x) / Stages::kCtas; cursor.find(index, item);
-       index += static_cast<int>(gridDim.x) / Stages::kCtas) {
+  for (int index = static_cast<int>(blockIdx.x); cursor.find(index, item);
+       index += static_cast<int>(gridDim.x)) {
     const int width = lowbit_width<kMaxTokens>(item.rows);
-    const int column_tile = item.column_tile * Stages::kCtas + rank;
     const uint8_t* expert = p.weights + item.expert * p.row_tiles * p.column_units * Stages::kUnitBytes;
     for (int i = 0; i < p.stages; ++i) {
       ptx::barrier_wait(shared.empty + stage, parity);
@@ -109,11 +106,9 @@ __device__ void produce_lowbit(const LowbitProblem& p, const LowbitShared<Stages
         ptx::barrier_arrive_expect(full, static_cast<uint32_t>(width) * 256);
         uint8_t* to = shared.tokens + stage * Stages::kTokenBytes;
         for (int half = 0; half < 2; ++half) {
-          // This CTA's part of the tokens, to all of the cluster.
-          for (int row = rank * (width / Stages::kCtas); row < (rank + 1) * (width / Stages::kCtas);
-               row += Stages::kBoxRows) {
-            load_box<Stages::kCtas>(to + (half * kMaxTokens + row) * 128, &p.x, i * 128 + half * 64,
-                                    item.first_row + row, full);
+          for (int row = 0; row < width; row += Stages::kBoxRows) {
+            ptx::tma_load_box(to + (half * kMaxTokens + row) * 128, &p.x, i * 128 + half * 64,
+                              item.first_row + row, full);
           }
         }
       } else {
@@ -122,9 +117,8 @@ __device__ void produce_lowbit(const LowbitProblem& p, const LowbitShared<Stages
         for (int half = 0; half < 2; ++half) {
           // A tile that is not there: any, its outputs are not stored, or dy is zero.
           const int64_t tile =
-              min(int64_t{kBackward ? 2 * i + half : 2 * column_tile + half}, p.row_tiles - 1);
-          const int64_t unit =
-              tile * p.column_units + (kBackward ? min(int64_t{column_tile}, p.column_units - 1) : i);
+              min(int64_t{kBackward ? 2 * i + half : 2 * item.column_tile + half}, p.row_tiles - 1);
+          const int64_t unit = tile * p.column_units + (kBackward ? item.column_tile : i);
           ptx::bulk_copy_kept(to + half * Stages::kUnitBytes, expert + unit * Stages::kUnitBytes,
                               Stages::kUnitBytes, full);
         }
@@ -141,9 +135,9 @@ __device__ inline uint32_t transpose_matrix(uint32_t m) {
   return t;
 }
 
-template <mr_lowbit_format kFormat, bool kBackward, int kMaxTokens, int kCluster>
+template <mr_lowbit_format kFormat, bool kBackward, int kMaxTokens>
 struct LowbitConsumer {
-  using Stages = LowbitStages<kFormat, kMaxTokens, kCluster>;
+  using Stages = LowbitStages<kFormat, kMaxTokens>;
   using Shared = LowbitShared<Stages>;
   struct Fragments {
     uint32_t a[4][4];
@@ -152,18 +146,13 @@ struct LowbitConsumer {
   const Shared& shared;
   const int warpgroup, warp, lane;  // warp of the warpgroup
   uint32_t stage = 0, parity = 0;
-  uint32_t peer_empty = 0;  // the other CTA's barriers
 
   __device__ LowbitConsumer(const LowbitProblem& problem, const Shared& of, int index, int lane_index)
-      : p(problem), shared(of), warpgroup(index / 4), warp(index % 4), lane(lane_index) {
-    if constexpr (kCluster == 2)
-      peer_empty = ptx::remote_address(blockIdx.x % 2 ^ 1u, ptx::shared_address(shared.empty));
-  }
+      : p(problem), shared(of), warpgroup(index / 4), warp(index % 4), lane(lane_index) {}
 
   __device__ void release(uint32_t read) const {
     __syncwarp();
     if (lane == 0) ptx::barrier_arrive(shared.empty + read);
-    if (kCluster == 2 && lane == 1) ptx::barrier_arrive_remote(peer_empty + 8 * read);
   }
   // Half of a stage's weights: four steps of 16 of the reduced dimension.
   template <int kHalf>
@@ -252,13 +241,10 @@ struct LowbitConsumer {
     store(item, acc);
   }
 
-  __device__ static int column_tile(const GroupItem& item) {
-    return item.column_tile * kCluster + static_cast<int>(blockIdx.x) % kCluster;
-  }
   // 64 outputs by 2 kSums tokens, 32 tokens at a time by the same instructions.
   template <int kSums>
   __device__ void store(const GroupItem& item, float (&acc)[kSums]) const {
-    const int first = column_tile(item) * kLowbitOutputs + warpgroup * 64;
+    const int first = item.column_tile * kLowbitOutputs + warpgroup * 64;
     if (first >= p.outputs) return;
     float bias[2] = {};
 #pragma unroll
@@ -351,8 +337,8 @@ struct LowbitConsumer {
   __device__ void run_all() {
     GroupCursor cursor = p.cursor(kMaxTokens);
     GroupItem item;
-    for (int index = static_cast<int>(blockIdx.x) / kCluster; cursor.find(index, item);
-         index += static_cast<int>(gridDim.x) / kCluster) {
+    for (int index = static_cast<int>(blockIdx.x); cursor.find(index, item);
+         index += static_cast<int>(gridDim.x)) {
       if (lowbit_width<kMaxTokens>(item.rows) == kMaxTokens) {
         run<kMaxTokens / 2>(item);
       } else if constexpr (kMaxTokens == kLowbitMaxTokens) {
@@ -364,20 +350,16 @@ struct LowbitConsumer {
 
 #endif  // MILLRACE_HAS_WGMMA
 
-template <mr_lowbit_format kFormat, bool kBackward, int kMaxTokens, int kCluster>
+template <mr_lowbit_format kFormat, bool kBackward, int kMaxTokens>
 __global__ void __launch_bounds__(kLowbitThreads, 1)
     gemm_lowbit_wgmma_kernel(const __grid_constant__ LowbitProblem p) {
 #ifdef MILLRACE_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t lowbit_raw[];
-  using Stages = LowbitStages<kFormat, kMaxTokens, kCluster>;
+  using Stages = LowbitStages<kFormat, kMaxTokens>;
   const LowbitShared<Stages> shared(lowbit_raw);
   const int warp = static_cast<int>(ptx::warp_uniform(threadIdx.x / 32)), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
-  if constexpr (kCluster > 1) {
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-  }
   ptx::let_dependents_start();
   ptx::wait_for_previous();
   if (warp >= kLowbitWarps) {
@@ -387,21 +369,16 @@ __global__ void __launch_bounds__(kLowbitThreads, 1)
       produce_lowbit<Stages, kBackward, kMaxTokens, false>(p, shared);
   } else {
     ptx::more_registers<232>();
-    LowbitConsumer<kFormat, kBackward, kMaxTokens, kCluster>(p, shared, warp, lane).run_all();
-  }
-  if constexpr (kCluster > 1) {  // nobody ends while the other CTA may still write to its shared memory
-    __syncwarp();
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
+    LowbitConsumer<kFormat, kBackward, kMaxTokens>(p, shared, warp, lane).run_all();
   }
 #else
   __trap();
 #endif
 }
 
-template <mr_lowbit_format kFormat, bool kBackward, int kMaxTokens, int kCluster>
+template <mr_lowbit_format kFormat, bool kBackward, int kMaxTokens>
 void launch_lowbit_as(const LowbitGemm& op, const Launch& at) {
-  using Stages = LowbitStages<kFormat, kMaxTokens, kCluster>;
+  using Stages = LowbitStages<kFormat, kMaxTokens>;
   const quant::UnitGrid grid(op.n, op.k);
   LowbitProblem p{};
   p.x = dense_map(at.device, op.x, 2, op.reduced(), op.m, op.ldx, Stages::kBoxRows);
@@ -416,8 +393,7 @@ void launch_lowbit_as(const LowbitGemm& op, const Launch& at) {
   p.experts = op.experts;
   p.m = static_cast<int32_t>(op.m);
   p.outputs = static_cast<int32_t>(op.outputs());
-  constexpr int64_t kOutputs = int64_t{kLowbitOutputs} * kCluster;
-  p.output_tiles = static_cast<int32_t>((op.outputs() + kOutputs - 1) / kOutputs);
+  p.output_tiles = static_cast<int32_t>((op.outputs() + kLowbitOutputs - 1) / kLowbitOutputs);
   p.stages = static_cast<int32_t>((op.reduced() + 127) / 128);
   p.totals = p.stages > quant::kSegmentUnits ? op.workspace : nullptr;
   p.alpha = op.alpha;
@@ -426,27 +402,23 @@ void launch_lowbit_as(const LowbitGemm& op, const Launch& at) {
   p.by_chunks = reinterpret_cast<uintptr_t>(op.y) % 16 == 0 && op.ldy * bytes % 16 == 0;
   // At most: an expert's last tile may be short.
   const int64_t tiles = ((op.m + kMaxTokens - 1) / kMaxTokens + op.experts) * p.output_tiles;
-  const int64_t most = at.device.sm_count() / kCluster, clusters = tiles < most ? tiles : most;
-  const auto kernel = gemm_lowbit_wgmma_kernel<kFormat, kBackward, kMaxTokens, kCluster>;
+  const int64_t ctas = tiles < at.device.sm_count() ? tiles : at.device.sm_count();
+  const auto kernel = gemm_lowbit_wgmma_kernel<kFormat, kBackward, kMaxTokens>;
   allow_shared_memory(kernel, Stages::kBytes);
-  launch_clusters("gemm_lowbit_wgmma_kernel", kCluster, kernel,
-                  dim3(static_cast<unsigned>(clusters * kCluster)), kLowbitThreads, Stages::kBytes, at, p);
+  launch_dependent("gemm_lowbit_wgmma_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kLowbitThreads,
+                   Stages::kBytes, at, p);
 }
 
-template <mr_lowbit_format kFormat, bool kBackward>
-void launch_lowbit_rows(const LowbitGemm& op, bool few, const Launch& at) {
-  if (few) return launch_lowbit_as<kFormat, kBackward, 64, 1>(op, at);
-  if (op.kernel == 4) return launch_lowbit_as<kFormat, kBackward, kLowbitMaxTokens, 2>(op, at);
-  launch_lowbit_as<kFormat, kBackward, kLowbitMaxTokens, 1>(op, at);
-}
 template <mr_lowbit_format kFormat>
 void launch_lowbit_wgmma(const LowbitGemm& op, const Launch& at) {
   // Rows that an expert has, if all have as many.
   const bool few = op.m <= 64 * int64_t{op.experts};
   if (op.backward) {
-    launch_lowbit_rows<kFormat, true>(op, few, at);
+    few ? launch_lowbit_as<kFormat, true, 64>(op, at)
+        : launch_lowbit_as<kFormat, true, kLowbitMaxTokens>(op, at);
   } else {
-    launch_lowbit_rows<kFormat, false>(op, few, at);
+    few ? launch_lowbit_as<kFormat, false, 64>(op, at)
+        : launch_lowbit_as<kFormat, false, kLowbitMaxTokens>(op, at);
   }
 }
 
