@@ -75,25 +75,25 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 }
 
 template <class Element, int kM, int kN, int kCluster, bool kMnA, bool kMnB>
-void launch_as(const DenseGemm& op, const Launch& at) {
+void launch_dense_as(const DenseGemm& op, const Launch& at) {
   using Tile = DenseTile<Element, kM, kN, kCluster, kMnA, kMnB>;
   launch_dense_tile<Tile>("gemm_dense_wgmma_kernel", gemm_dense_wgmma_kernel<Element, Tile>, op, at);
 }
 
 template <class Element, bool kMnA, bool kMnB>
-void launch_shape(const DenseGemm& op, int tile, const Launch& at) {
-  if (tile == 1) return launch_as<Element, 128, 256, 2, kMnA, kMnB>(op, at);
-  if (tile == 2) return launch_as<Element, 128, 128, 1, kMnA, kMnB>(op, at);
-  launch_as<Element, 64, 128, 1, kMnA, kMnB>(op, at);
+void launch_dense_shape(const DenseGemm& op, int tile, const Launch& at) {
+  if (tile == 1) return launch_dense_as<Element, 128, 256, 2, kMnA, kMnB>(op, at);
+  if (tile == 2) return launch_dense_as<Element, 128, 128, 1, kMnA, kMnB>(op, at);
+  launch_dense_as<Element, 64, 128, 1, kMnA, kMnB>(op, at);
 }
 
 template <class Element>
-void launch_layout(const DenseGemm& op, int tile, const Launch& at) {
+void launch_dense_layout(const DenseGemm& op, int tile, const Launch& at) {
   if constexpr (Element::kElementBytes == 2) {
-    if (op.mn_major_a) return launch_shape<Element, true, true>(op, tile, at);
-    if (op.mn_major_b) return launch_shape<Element, false, true>(op, tile, at);
+    if (op.mn_major_a) return launch_dense_shape<Element, true, true>(op, tile, at);
+    if (op.mn_major_b) return launch_dense_shape<Element, false, true>(op, tile, at);
   }
-  launch_shape<Element, false, false>(op, tile, at);
+  launch_dense_shape<Element, false, false>(op, tile, at);
 }
 
 }  // namespace millrace::cuda
