@@ -194,6 +194,7 @@ library=$build/libmillrace_kernels.so
 start fused "$python" tests/gpu/fused_test.py "$library" --device cuda --repeat 100
 start products "$python" tests/gpu/gemm_test.py "$library"
 start lowbit "$python" tests/gpu/lowbit_test.py "$library"
+start tiles "$python" tests/tile_test.py
 start flash_mma "$python" tests/gpu/flash_mma_test.py "$build/tests/libflash_mma_driver.so"
 for part in 0 1 2; do start "flash.$part" "$python" tests/gpu/flash_attention_test.py "$library" --part $part/3; done
 for part in 0 1; do
@@ -212,6 +213,7 @@ fi
 attention '' "$build"
 kernels_ran ''
 expect_on_cuda '\[ +figure +\] cuda ' golden sampling engine real memcheck racecheck products
+[ "$kind" != wgmma ] || expect_on_cuda '\[ +figure +\] cuda ' tiles
 expect_on_cuda 'comparisons on cuda, 0 failures' fused
 expect_on_cuda 'WithAGpu.* \.\.\. ok' errors
 

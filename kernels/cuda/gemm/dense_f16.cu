@@ -5,7 +5,7 @@
 namespace millrace::cuda {
 
 void launch_dense_f16(const DenseGemm& op, int tile, const Launch& at) {
-  launch_layout<ptx::WgmmaF16>(op, tile, at);
+  launch_dense_layout<ptx::WgmmaF16>(op, tile, at);
 }
 
 }  // namespace millrace::cuda

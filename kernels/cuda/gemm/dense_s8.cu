@@ -5,7 +5,7 @@
 namespace millrace::cuda {
 
 void launch_dense_s8(const DenseGemm& op, int tile, const Launch& at) {
-  launch_layout<ptx::WgmmaS8>(op, tile, at);
+  launch_dense_layout<ptx::WgmmaS8>(op, tile, at);
 }
 
 }  // namespace millrace::cuda

@@ -5,9 +5,9 @@
 // Roofline of a stage (64 of K in 16 bits): 4 wgmma of 64 x 256 x 16 for each of two warpgroups are 1,024
 // cycles of the tensor cores; 32 KB come from L2 to each CTA in that time, 32 bytes a cycle. The products set
 // the pace as long as three stages are under way. What is left is the epilogue, 64 KB of outputs a tile,
-// while the producer fills the next tile's stages. At a tile's end the second warpgroup lets the first run as
-// far ahead as the ring allows: the first one's epilogue then runs under the second one's last products, and
-// the second one's under the first one's products of the next tile.
+// while the producer fills the next tile's stages. Where outputs are more than rounded, at a tile's end the
+// second warpgroup lets the first run as far ahead as the ring allows: the first one's epilogue then runs
+// under the second one's last products, and the second one's under the first one's products of the next tile.
 #pragma once
 
 #include "kernels/cuda/gemm/dense_tile.cuh"
@@ -38,8 +38,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const bool leader = panels.leader();
     const int rank = static_cast<int>(blockIdx.x % Tile::kCtas);
     // Where the second warpgroup waits: it has let go of all stages but one, so that the first finds the last
-    // kStages - 1.
-    const int let_ahead = max(0, p.k_blocks - (Tile::kStages - 1));
+    // kStages - 1. The first is never a whole tile ahead, which would be two arrivals for one wait: the ring
+    // is shorter than that.
+    const bool staggered = Tile::kStaggered && !p.epilogue.plain() && p.k_blocks > Tile::kStages;
+    const int let_ahead = p.k_blocks - (Tile::kStages - 1);
     tile::each_tile<Tile::kCtas>(p.order, [&](tile::TileOrder::At tile) {
       const int row =
           (tile.m * Tile::kCtas + rank) * Tile::kRows + (Tile::kSplitColumns ? 0 : warpgroup * 64);
@@ -49,7 +51,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       typename Element::Sum sum[Tile::kSums];
       uint32_t before = 0;
       for (int block = 0; block < p.k_blocks; ++block, before = at.stage, at.advance()) {
-        if (Tile::kStaggered && warpgroup == 1 && block == let_ahead) ptx::named_barrier<kAheadName, 256>();
+        if (staggered && warpgroup == 1 && block == let_ahead) ptx::named_barrier<kAheadName, 256>();
         at.wait();
         multiply_stage<Element>(at, sum, block == 0);
         if (block > 0) {
@@ -57,7 +59,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
           if (leader) at.release(before);
         }
       }
-      if (Tile::kStaggered && warpgroup == 0) ptx::named_arrive<kAheadName, 256>();  // the second may go on
+      if (staggered && warpgroup == 0) ptx::named_arrive<kAheadName, 256>();  // the second may go on
       typename DensePanels<Tile>::Ahead ahead = panels.read_ahead(p, row, column);
       ptx::wgmma_wait<0>();
       ptx::fence_registers(sum);
@@ -73,25 +75,25 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 }
 
 template <class Element, int kM, int kN, int kCluster, bool kMnA, bool kMnB>
-void launch_as(const DenseGemm& op, const Launch& at) {
+void launch_dense_as(const DenseGemm& op, const Launch& at) {
   using Tile = DenseTile<Element, kM, kN, kCluster, kMnA, kMnB>;
   launch_dense_tile<Tile>("gemm_dense_wgmma_kernel", gemm_dense_wgmma_kernel<Element, Tile>, op, at);
 }
 
 template <class Element, bool kMnA, bool kMnB>
-void launch_shape(const DenseGemm& op, int tile, const Launch& at) {
-  if (tile == 1) return launch_as<Element, 128, 256, 2, kMnA, kMnB>(op, at);
-  if (tile == 2) return launch_as<Element, 128, 128, 1, kMnA, kMnB>(op, at);
-  launch_as<Element, 64, 128, 1, kMnA, kMnB>(op, at);
+void launch_dense_shape(const DenseGemm& op, int tile, const Launch& at) {
+  if (tile == 1) return launch_dense_as<Element, 128, 256, 2, kMnA, kMnB>(op, at);
+  if (tile == 2) return launch_dense_as<Element, 128, 128, 1, kMnA, kMnB>(op, at);
+  launch_dense_as<Element, 64, 128, 1, kMnA, kMnB>(op, at);
 }
 
 template <class Element>
-void launch_layout(const DenseGemm& op, int tile, const Launch& at) {
+void launch_dense_layout(const DenseGemm& op, int tile, const Launch& at) {
   if constexpr (Element::kElementBytes == 2) {
-    if (op.mn_major_a) return launch_shape<Element, true, true>(op, tile, at);
-    if (op.mn_major_b) return launch_shape<Element, false, true>(op, tile, at);
+    if (op.mn_major_a) return launch_dense_shape<Element, true, true>(op, tile, at);
+    if (op.mn_major_b) return launch_dense_shape<Element, false, true>(op, tile, at);
   }
-  launch_shape<Element, false, false>(op, tile, at);
+  launch_dense_shape<Element, false, false>(op, tile, at);
 }
 
 }  // namespace millrace::cuda
