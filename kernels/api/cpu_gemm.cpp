@@ -64,7 +64,7 @@ void CpuDevice::fp4_gemm(const mr_fp4_gemm_args& args, void* workspace, mr_strea
 }
 
 size_t CpuDevice::grouped_gemm_workspace_bytes(const mr_grouped_gemm_args&) const {
-  return cpu::dense_gemm_workspace_bytes(pool_.size());
+  return cpu::dense_gemm_workspace_bytes({}, pool_.size());
 }
 void CpuDevice::grouped_gemm(const mr_grouped_gemm_args& args, void* workspace, mr_stream) {
   for (int64_t expert = 0; expert < args.experts; ++expert)

@@ -13,7 +13,7 @@
 namespace millrace::cuda {
 namespace {
 
-const float* vector_of(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
+const float* state_vector(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
 
 PlacedHeads placed(const HeadColumns& from, int64_t to) {
   return {from.first, from.heads, from.dim, from.per_group, from.group_stride, to};
@@ -81,8 +81,8 @@ void StepLauncher::operator()(const StateMix& op) {
   ShortConv conv;
   conv.x = mix;
   conv.x_stride = s.mix_cols();
-  conv.weight = vector_of(op.conv);
-  conv.bias = vector_of(op.conv_bias);
+  conv.weight = state_vector(op.conv);
+  conv.bias = state_vector(op.conv_bias);
   conv.channels = s.channels();
   conv.taps = s.taps;
   conv.silu = op.conv_silu;
@@ -103,8 +103,8 @@ void StepLauncher::operator()(const StateMix& op) {
   prepare.delta = delta;
   prepare.mix = mix;
   prepare.convolved = w_.convolved.as<float>();
-  prepare.a = vector_of(op.a);
-  prepare.step_bias = vector_of(op.step_bias);
+  prepare.a = state_vector(op.a);
+  prepare.step_bias = state_vector(op.step_bias);
   prepare.step_min = op.step_min;
   prepare.step_max = op.step_max;
   prepare.logs = w_.decays.as<float>();
@@ -122,7 +122,7 @@ void StepLauncher::operator()(const StateMix& op) {
   scan.q_stride = scan.k_stride = scan.v_stride = s.channels();
   scan.logs = w_.decays.as<const float>();
   (delta ? scan.betas : scan.steps) = w_.betas.as<const float>();
-  scan.skip = vector_of(op.d);
+  scan.skip = state_vector(op.d);
   scan.scale = delta ? 1.0f / std::sqrt(static_cast<float>(s.key_dim)) : 1.0f;
   scan.out = w_.attention.as<float>();
   scan.key_heads = s.key_heads;
@@ -145,7 +145,7 @@ void StepLauncher::operator()(const StateMix& op) {
   finish.gate_stride = s.mix_cols();
   finish.rows = plan_.rows;
   finish.columns = s.values();
-  finish.norm = vector_of(op.norm.weight);
+  finish.norm = state_vector(op.norm.weight);
   finish.each_column = !delta;
   finish.norm_before_gate = delta || op.norm_before_gate;
   finish.eps = op.norm.eps;
