@@ -4,7 +4,8 @@
 // weights per lane at a time and multiplies them with up to eight rows.
 //
 // Roofline: one row, the bytes of the weights / 4.3 TB/s (16 heads of 512 x 128: 2 MB, half a microsecond,
-// beside a launch and one latency of memory); a prompt, the 600 TFLOP/s of warp products.
+// beside a launch and one latency of memory: 8 us in all); a prompt, the bytes of x and y, 4 a value: 4,096
+// rows of 16 heads, 168 MB, 39 us, measured 114 us (75 TFLOP/s; torch.bmm of bf16 rows 31 us).
 #include "kernels/cuda/gemm/head_gemm.h"
 
 #include "kernels/cuda/quant/dequantize.cuh"
