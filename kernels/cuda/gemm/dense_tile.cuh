@@ -313,7 +313,7 @@ struct DensePanels {
     }
   }
 
-  // A warp's 16 rows, four at a time: from the lanes that have them to [4][kColumns] float32 of its own
+  // A warp's 16 rows, four at a time: from the lanes that have them to [4][kColumns] of its own
   // quarter of the panels, chunk c of 16 bytes of row i at c ^ 2i, so that 16 lanes' pairs and 32 lanes'
   // fours lie in different banks; then a lane has four neighbours of a row. All steps are the same few
   // instructions, which stay in the first instruction caches.
@@ -344,9 +344,9 @@ struct DensePanels {
         for (int i = 0; i < kRows; ++i) {
           const int32_t r = first_row + lane_row(i);
           if (r >= p.m) break;  // with 32 lanes a row, for all of them alike
-          Float4 y = scaled(p, rows, lane_row(i), part, ahead, r, part);
+          Float4 y = scaled<Sum>(p, rows, lane_row(i), part, ahead, r, part);
           if constexpr (is_gated(kActivation)) {
-            y = dense_gate<kActivation>(e, y, scaled(p, rows, lane_row(i), 1, ahead, r, kParts - 1));
+            y = dense_gate<kActivation>(e, y, scaled<Sum>(p, rows, lane_row(i), 1, ahead, r, kParts - 1));
           } else {
             dense_activate<kActivation>(y);
           }
@@ -357,13 +357,19 @@ struct DensePanels {
     }
   }
   // Four sums of row i of the pass, of columns from 128 `part` on, with factors and bias.
+  template <class Sum>
   __device__ Float4 scaled(const DenseProblem& p, const uint8_t* rows, int i, int part, const Ahead& ahead,
                            int32_t row, int vector) const {
     const DenseEpilogue& e = p.epilogue;
     const int chunk = lane % kLanes + 32 * part;
-    const float4 x =
-        *reinterpret_cast<const float4*>(rows + i * Tile::kWarpgroupColumns * 4 + (chunk ^ (2 * i)) * 16);
-    Float4 y{{x.x, x.y, x.z, x.w}};
+    struct alignas(16) Four {
+      Sum v[4];
+    };
+    const Four x =
+        *reinterpret_cast<const Four*>(rows + i * Tile::kWarpgroupColumns * 4 + (chunk ^ (2 * i)) * 16);
+    Float4 y;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) y.v[k] = static_cast<float>(x.v[k]);
     const bool last = kParts > 1 && vector > 0;
     const float scale = e.row_scales != nullptr ? e.alpha * e.row_scales[row] : e.alpha;
     if (e.column_scales != nullptr) {
@@ -394,10 +400,13 @@ struct DensePanels {
   }
   template <int kHalf, class Sum, int kSums>
   __device__ void put_half(uint8_t* to, int flip, const Sum (&sum)[kSums]) const {
+    struct alignas(8) Pair {
+      Sum low, high;
+    };
 #pragma unroll
     for (int j = 0; j < kSums / 4; ++j) {
-      *reinterpret_cast<float2*>(to + ((2 * j + lane % 4 / 2) ^ flip) * 16) = make_float2(
-          static_cast<float>(sum[4 * j + 2 * kHalf]), static_cast<float>(sum[4 * j + 2 * kHalf + 1]));
+      *reinterpret_cast<Pair*>(to + ((2 * j + lane % 4 / 2) ^ flip) * 16) = {sum[4 * j + 2 * kHalf],
+                                                                             sum[4 * j + 2 * kHalf + 1]};
     }
   }
 
