@@ -54,7 +54,6 @@ struct DenseTile {
   using Ring = tile::RingBarriers<kStages, kCtas>;
   // Of gates and what they multiply a cluster's first CTA loads the ones, its second the others.
   static constexpr bool kTakesGates = kN == 256 && kCtas == 2;
-  static constexpr bool kStaggered = kM == 128;  // see dense_wgmma.cuh
 };
 
 struct DenseProblem {
