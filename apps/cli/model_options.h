@@ -21,6 +21,8 @@ void add_planning_options(Command& command, EngineOptions& options);
 // The same, and --lock
 void add_device_options(Command& command, EngineOptions& options);
 // For commands that run one model, which ranks may share: --tensor-parallel --pipeline-parallel --rank-speeds
+// Of ranks that the command starts itself, and starts again.
+void add_launch_options(Command& command, EngineOptions& options);
 void add_rank_options(Command& command, EngineOptions& options);
 // --quantize --budget --sample; the last is a file's name until checked() has read it
 void add_quantize_option(Command& command, EngineOptions& options);

@@ -9,6 +9,8 @@
 
 #include "base/error.h"
 #include "confirm.h"
+#include "dist/mpi_communicator.h"
+#include "engine/rank_group.h"
 #include "millrace/engine.h"
 #include "model_names.h"
 #include "model_options.h"
@@ -27,6 +29,7 @@ constexpr const char* kServeFooter =
     "  millrace serve model.gguf                           # http://127.0.0.1:8080, this machine only\n"
     "  millrace serve model.gguf --host 0.0.0.0 --keys keys.txt --rate 600\n"
     "  millrace serve model.gguf --ctx 8192 --max-running 128 --ram-tier 4096 --kv-dir /var/cache/millrace\n"
+    "  millrace serve model.gguf --tensor-parallel 3 --restart  # shared by three processes\n"
     "  millrace serve --models models/ --unload-after 600  # every model of a folder, loaded when asked for\n"
     "  millrace serve --models models.toml --max-models 2  # those of a file: [[model]] path = ..., ctx = "
     "...\n"
@@ -104,6 +107,20 @@ void refuse_idle_options(Command& command, const ServeOptions& o) {
   }
 }
 
+// Ranks that nobody has started are started here, by a process that outlives them.
+void choose_launcher(EngineOptions& engine) {
+  if (ranks_of(engine) == 1) return;
+  if (!dist::started_by_mpi()) {
+    if (engine.launcher.empty()) engine.launcher = "mpirun";
+    return;
+  }
+  if (!engine.launcher.empty() || !engine.rank_hosts.empty() || engine.restart || engine.shrink) {
+    throw_error(ErrorCode::kBadInput,
+                "--launcher, --rank-hosts, --restart and --shrink: found a process that mpirun has started, "
+                "expected millrace serve to start mpirun");
+  }
+}
+
 int serve_one(ServeOptions& o) {
   server::ServerOptions& s = o.server;
   if (s.model_id.empty()) s.model_id = model_title(o.engine.model);
@@ -111,6 +128,7 @@ int serve_one(ServeOptions& o) {
   if (!server::check_model_text(o.engine.model)) {
     write_stderr(fmt::format("millrace: {}: {}\n", s.model_id, server::kNoTemplate));
   }
+  choose_launcher(o.engine);
   std::unique_ptr<Engine> engine = open_engine(o.engine);
   const std::string device = engine->model().device;
   server::ModelSpec spec{.name = s.model_id, .aliases = s.aliases, .engine = o.engine, .keep = true};
@@ -229,6 +247,7 @@ void add_serve(CommandLine& line) {
   add_models_options(command, *o);
   add_device_options(command, o->engine);
   add_rank_options(command, o->engine);
+  add_launch_options(command, o->engine);
   add_quantize_option(command, o->engine);
   add_adapter_option(command, o->engine, /*many=*/true);
   add_engine_options(command, o->engine, "Engine");

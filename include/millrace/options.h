@@ -43,6 +43,13 @@ struct EngineOptions {
   int32_t pipeline_parallel = 1;
   // Their speeds, "3,1,1": who is faster gets more of the model; empty: all alike.
   std::string rank_speeds = {};
+  // The command that starts these processes, with options of its own: mpirun. The engine is then outside of
+  // their group, and survives it. Empty: this process is one of them.
+  std::string launcher = {};
+  std::string rank_hosts = {};                // "node1,node2": where they are started, one each
+  std::string front_address = "127.0.0.1";    // by which they reach this process; a key is asked for there
+  bool restart = false;  // what ran when a rank was lost is computed again; else it ends with an error
+  bool shrink = false;   // a rank that cannot be started again is left out
 
   // --- who runs
   int32_t max_running = 64;      // samples in flight

@@ -1,5 +1,6 @@
 // DeviceLoss: whether the device has failed. An Error{kDevice} is for good: it belongs to nobody's request,
-// everybody's ends with it, and the inbox tells those who ask (Engine::failure).
+// everybody's ends with it, and the inbox tells those who ask (Engine::failure). Ranks that are lost are not
+// meant: they come again (rank_recovery.h).
 #pragma once
 
 #include <exception>

@@ -12,6 +12,8 @@
 #include "engine/engine_options.h"
 #include "engine/fim_tokens.h"
 #include "engine/loop.h"
+#include "engine/rank_front.h"
+#include "engine/ranks_lost.h"
 #include "engine/render_chat.h"
 
 namespace millrace {
@@ -40,12 +42,13 @@ class Engine::Impl {
     setup.adjust_cache = [this](kv::CacheOptions& cache) {
       cache.wake = [inbox = inbox_] { inbox->poke(); };
     };
+    setup.wake = [inbox = inbox_] { inbox->poke(); };
     runtime_ = Runtime::open(options_, setup);
     read_info();
     loop_ = std::make_unique<Loop>(*runtime_, open_drafter(), options_, inbox_, recorder_);
     thread_ = std::thread([this] {
       loop_->run();
-      if (!loop_->device_lost()) runtime_->cache().flush();
+      flush_cache();
     });
   }
   ~Impl() { shutdown(false); }
@@ -165,6 +168,14 @@ class Engine::Impl {
     }
   }
 
+  void flush_cache() {
+    if (loop_->device_lost()) return;
+    try {
+      runtime_->cache().flush();
+    } catch (const RanksLost&) {  // what they held does not come to the disk any more
+    }
+  }
+
   std::unique_ptr<ModelDrafter> open_drafter() const {
     if (options_.speculation != Speculation::kDraft) return nullptr;
     const EngineOptions draft = draft_model_options(options_, runtime_->context());
@@ -204,6 +215,7 @@ EngineStats Engine::stats() const {
                   .reserved = pool.reserved,
                   .fragmentation = pool.fragmentation(),
                   .system_calls = pool.system_calls};
+  if (const RankFront* front = impl_->runtime_->front()) stats.rank_groups.push_back(front->stats());
   return stats;
 }
 const ModelInfo& Engine::model() const { return impl_->info_; }

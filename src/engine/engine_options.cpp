@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "dist/shares.h"
 #include "engine/rank_group.h"
+#include "engine/rank_launcher.h"
 #include "io/printable.h"
 #include "kernels/quant/kv_types.h"
 #include "model/adapter.h"
@@ -83,10 +84,28 @@ class OptionChecker {
                   name("quantize"), name(o_.pipeline_parallel > 1 ? "pipeline_parallel" : "tensor_parallel"),
                   ranks_of(o_));
     }
+    check_launcher();
     if (ranks_of(o_) > 1 && !o_.adapters.empty()) {
       throw_error(ErrorCode::kUnsupported,
                   "{}: found {} ranks, expected one process: adapters are not shared out yet",
                   name("adapters"), ranks_of(o_));
+    }
+  }
+
+  void check_launcher() const {
+    if (!o_.launcher.empty() && o_.launcher.find_first_not_of(' ') == std::string::npos) {
+      throw_error(ErrorCode::kBadInput, "{}: found blanks, expected a command such as mpirun", name("launcher"));
+    }
+    if (o_.front_address.empty()) {
+      throw_error(ErrorCode::kBadInput, "{}: found none, expected an address of this machine",
+                  name("front_address"));
+    }
+    if (o_.rank_hosts.empty()) return;
+    const std::vector<std::string> hosts = parse_rank_hosts(o_);
+    const bool empty = std::any_of(hosts.begin(), hosts.end(), [](const auto& host) { return host.empty(); });
+    if (empty || hosts.size() != static_cast<size_t>(ranks_of(o_))) {
+      throw_error(ErrorCode::kBadInput, "{}: found {} in \"{}\", expected {}, one for each rank",
+                  name("rank_hosts"), hosts.size(), o_.rank_hosts, ranks_of(o_));
     }
   }
 
@@ -150,6 +169,9 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.tensor_parallel = defaults.tensor_parallel;  // rank 0 guesses alone
   draft.pipeline_parallel = defaults.pipeline_parallel;
   draft.rank_speeds = defaults.rank_speeds;
+  draft.launcher = defaults.launcher;
+  draft.rank_hosts = defaults.rank_hosts;
+  draft.restart = draft.shrink = false;
   draft.ram_tier_bytes = defaults.ram_tier_bytes;
   draft.kv_dir = defaults.kv_dir;
   draft.speculation = defaults.speculation;

@@ -45,6 +45,9 @@ struct RuntimeSetup {
   // of them, of which this is rank 0. The others follow_rank_zero (rank_group.h).
   std::shared_ptr<dist::Communicator> group = {};
 
+  // Called, from another thread, when ranks that the runtime started are lost or there again.
+  std::function<void()> wake = [] {};
+
   bool shared() const { return sequences == kShared; }
 };
 
