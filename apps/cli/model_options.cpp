@@ -71,7 +71,16 @@ void add_rank_options(Command& command, EngineOptions& options) {
       "without --tensor-parallel or --pipeline-parallel");
 }
 
-void add_launch_options(Command& command, EngineOptions& options) {
+void add_replica_option(Command& command, EngineOptions& options) {
+  command
+      .option("--data-parallel", options.data_parallel,
+              "replicas of the model, each with a KV cache of its own: a request goes where its prompt was")
+      .range(1, 16)
+      .show_default()
+      .group(kModelGroup);
+}
+
+void add_launch_options(Command& command, EngineOptions& options, const std::function<bool()>& of_use) {
   const std::string group = "Ranks that it starts";
   const auto add = [&](const char* name, auto& value, const char* help) {
     return command.option(name, value, help).group(group);
@@ -87,11 +96,10 @@ void add_launch_options(Command& command, EngineOptions& options) {
             "when a rank is lost, compute what ran again, from the tokens that clients have; else it ends "
             "with an error")
       .group(group);
-  command.flag("--shrink", options.shrink, "a lost rank that cannot be started again is left out").group(group);
+  command.flag("--shrink", options.shrink, "a lost rank that cannot be started again is left out")
+      .group(group);
   for (const char* name : {"--launcher", "--rank-hosts", "--front-address", "--restart", "--shrink"}) {
-    command.refuse_unless(
-        name, [&options] { return options.tensor_parallel > 1 || options.pipeline_parallel > 1; },
-        "without --tensor-parallel or --pipeline-parallel");
+    command.refuse_unless(name, of_use, "without --tensor-parallel or --pipeline-parallel");
   }
 }
 

@@ -20,7 +20,8 @@ struct RankOptions {
 int run(const RankOptions& options) {
   const char* const key = std::getenv("MILLRACE_RANK_KEY");
   if (key == nullptr) {
-    throw_error(ErrorCode::kBadInput, "rank: found no MILLRACE_RANK_KEY, expected millrace serve to start it");
+    throw_error(ErrorCode::kBadInput,
+                "rank: found no MILLRACE_RANK_KEY, expected millrace serve to start it");
   }
   run_rank(checked(options.engine), options.front, key);
   return 0;

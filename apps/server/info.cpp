@@ -153,7 +153,8 @@ Reply ready(Api& api) {
   for (const ModelSet::Status& model : models) {
     if (model.info) loaded.push_back(model.name);
   }
-  return state_reply(without_ranks(api), {{"status", "ready"}, {"model", models.front().name}, {"loaded", loaded}});
+  return state_reply(without_ranks(api),
+                     {{"status", "ready"}, {"model", models.front().name}, {"loaded", loaded}});
 }
 
 }  // namespace millrace::server

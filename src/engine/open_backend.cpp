@@ -8,6 +8,7 @@ namespace millrace {
 ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& config,
                            const EngineOptions& options, const RuntimeSetup& setup, const RankShare& ranks) {
   const BackendOptions wanted{.threads = options.threads,
+                              .topology = setup.topology,
                               .memory_fraction = options.gpu_memory,
                               .group = ranks.group,
                               .shares = ranks.shares};

@@ -19,6 +19,7 @@ constexpr double kHelloSeconds = 5;     // for a connection to say who it is
 constexpr size_t kMostNewcomers = 64;   // of connections that have not
 constexpr int kTickMs = 100;            // how often what makes no noise is looked at
 constexpr double kOrderlyEnd = 5;       // seconds for ranks to end when they are told to
+constexpr double kLastWords = 0.5;      // seconds for what a rank that has gone had to say
 constexpr double kLongestPause = 10.0;  // seconds between two attempts
 
 double since(std::chrono::steady_clock::time_point time) {
@@ -55,7 +56,8 @@ void RankFront::start() {
   std::unique_lock lock(mutex_);
   ordered_ = true;
   news_.notify_all();
-  news_.wait(lock, [&] { return state_ == State::kUp || state_ == State::kFailed || state_ == State::kLost; });
+  news_.wait(lock,
+             [&] { return state_ == State::kUp || state_ == State::kFailed || state_ == State::kLost; });
   if (state_ != State::kUp) throw_error(ErrorCode::kBadInput, "{}", why_);
 }
 
@@ -157,7 +159,7 @@ void RankFront::run() {
         why = error.what();
       }
       if (why.empty()) break;
-      end_group(0);
+      end_group(kLastWords);
       if (first) return tell(State::kFailed, why);
       fmt::print(stderr, "millrace: the ranks could not be started anew: {}\n", why);
       std::unique_lock lock(mutex_);
@@ -178,7 +180,7 @@ void RankFront::run() {
     if (why.empty()) break;  // stopping
     fmt::print(stderr, "millrace: {}\n", why);
     tell(State::kLost, why);
-    end_group(0);
+    end_group(gone_ ? kLastWords : 0);
   }
   end_group(kOrderlyEnd);
 }
@@ -215,7 +217,8 @@ std::string RankFront::form(const RankSet& set) {
     if (!found.empty()) return found;
     if (const auto end = launched_.ended()) return fmt::format("the ranks' launcher {}", *end);
     if (since(begin) > kJoinSeconds) {
-      const auto there = std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& r) { return !!r.socket; });
+      const auto there =
+          std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& r) { return !!r.socket; });
       return fmt::format("{} of {} ranks came within {} s", there, ranks_.size(), kJoinSeconds);
     }
   }
@@ -238,6 +241,7 @@ std::string RankFront::watch() {
     }
     if (why.empty()) continue;
     lost_rank_ = -1;
+    gone_ = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.socket; });
     for (const Rank& rank : ranks_) {
       if (!rank.socket || since(rank.heard) > kSilence) lost_rank_ = rank.hello.rank;
       if (lost_rank_ >= 0) break;
@@ -258,7 +262,8 @@ std::string RankFront::fault() const {
       continue;
     }
     const double silent = since(rank.heard);
-    if (silent > kSilence) return fmt::format("{} was not heard of for {:.1f} s", name_of(rank.hello), silent);
+    if (silent > kSilence)
+      return fmt::format("{} was not heard of for {:.1f} s", name_of(rank.hello), silent);
     all_wait = all_wait && rank.beat.waiting_s > kSilence;
   }
   return all_wait ? "a link between ranks is down: all of them wait for one another" : "";
@@ -303,7 +308,8 @@ void RankFront::listen_for(int timeout_ms) {
   std::erase_if(newcomers_, [](const Newcomer& n) { return !n.socket || since(n.since) > kHelloSeconds; });
   if (waits.front().revents == 0) return;
   dist::Socket socket = dist::accept_from(listener_);
-  if (socket && newcomers_.size() < kMostNewcomers) newcomers_.push_back({std::move(socket), {}, Clock::now()});
+  if (socket && newcomers_.size() < kMostNewcomers)
+    newcomers_.push_back({std::move(socket), {}, Clock::now()});
 }
 
 void RankFront::read_newcomer(Newcomer& newcomer) {

@@ -97,8 +97,8 @@ class RankFront {
   std::condition_variable news_;
   State state_ = State::kIdle;
   bool ordered_ = false, stopping_ = false;
-  std::string why_;               // of kLost and kFailed
-  std::vector<Rank> ranks_;       // of the group of now, by rank
+  std::string why_;          // of kLost and kFailed
+  std::vector<Rank> ranks_;  // of the group of now, by rank
   std::shared_ptr<dist::Socket> data_;
   uint64_t restarts_ = 0;
 
@@ -110,6 +110,7 @@ class RankFront {
   std::string refusal_;
   Launched launched_;
   int lost_rank_ = -1;  // of the options' ranks; -1: none in particular
+  bool gone_ = false;   // some rank has ended, so that the launcher ends too
   int attempts_ = 0;    // since a group was there
 
   std::thread thread_;

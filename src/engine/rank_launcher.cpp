@@ -105,7 +105,7 @@ std::vector<std::string> launch_command(const RankSet& set, const std::string& f
   // Ranks of one machine share its processors.
   int threads = options.threads;
   if (threads == 0 && ranks_are_here(options)) {
-    threads = std::max(1, static_cast<int>(allowed_cpus().size()) / ranks);
+    threads = std::max(1, available_cpus() / ranks);
   }
   add({"--threads", std::to_string(threads)});
   if (options.lock) add({"--lock"});
@@ -136,8 +136,7 @@ Launched::Launched(const std::vector<std::string>& command, const std::string& k
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setsigdefault(&attributes, &all);
   // A session of its own: an interrupt from the terminal is the front's to act on.
-  posix_spawnattr_setflags(&attributes,
-                           POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   const int error =
       posix_spawnp(&pid_, arguments.front(), &files, &attributes, arguments.data(), environment.data());
   posix_spawnattr_destroy(&attributes);

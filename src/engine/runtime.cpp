@@ -69,8 +69,9 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   const bool outside = ranks_of(options) > 1 && !options.launcher.empty();
   if (outside) {
     check_stages(config, options);
-    if (options.pipeline_parallel == 1) {  // a model that ranks cannot share is known before they start
-      plan_ranks(r->checkpoint_, config, DType::kBF16, parse_rank_speeds("rank_speeds", options));
+    if (options.pipeline_parallel == 1 && !can_share_rows(r->checkpoint_, config)) {  // before they start
+      throw_error(ErrorCode::kUnsupported, "{}: {} is not to be shared by rows, expected --pipeline-parallel",
+                  options.model, config.architecture);
     }
     // Memory is planned for the whole where all ranks are here, else for the first one's part.
     if (!ranks_are_here(options)) {
@@ -83,14 +84,13 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
     r->shares_ = shares_of(options, r->group_->rank());
     ranks = {r->shares_->stages() > 1 ? nullptr : r->group_.get(), &*r->shares_};
   }
-  ChosenBackend chosen = open_backend(r->checkpoint_, config, outside ? front_options(options) : options,
-                                      setup, ranks);
+  ChosenBackend chosen =
+      open_backend(r->checkpoint_, config, outside ? front_options(options) : options, setup, ranks);
   if (outside) {
     std::vector<dist::Claim> claims = rank_claims(r->checkpoint_, config, options, *chosen.backend);
     r->front_ = std::make_unique<RankFront>(
         options, [claims](const EngineOptions& o) { return with_options(claims, o); }, setup.wake);
     chosen.backend = make_remote_backend(std::move(chosen.backend), *r->front_, ranks_of(options));
-    r->front_->start();
   }
   if (r->group_ != nullptr) check_ranks_agree(*r->group_, r->checkpoint_, config, options, *chosen.backend);
   r->backend_ = std::move(chosen.backend);
@@ -107,6 +107,7 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
     std::string& note = r->weight_types_.note;
     note = r->model_->unpacked() + (note.empty() ? "" : "; " + note);
   }
+  if (r->front_) r->front_->start();
   r->make_executor(setup);
   r->make_cache(config, options, setup);
   if (options.lock) lock_memory();

@@ -83,6 +83,9 @@ class Runtime {
   kv::Sequence make_sequence();
   kv::Cache& cache() { return *cache_; }
   Executor& executor() { return *executor_; }
+  // Do greedy_tokens() of the executor spare what its logits() would move? Ranks have parts of the
+  // vocabulary.
+  bool spares_logits() const { return (group_ != nullptr && pipeline_ == nullptr) || remote_ != nullptr; }
   RankFront* front() const { return front_.get(); }  // of ranks that this process started; else null
   // When those of a new group are there: they have no blocks yet. Throws RanksLost.
   void attach_ranks();

@@ -1,8 +1,8 @@
-#include "stats_sum.h"
+#include "engine/stats_sum.h"
 
 #include <algorithm>
 
-namespace millrace::server {
+namespace millrace {
 namespace {
 
 void add_histogram(Histogram& sum, const Histogram& one) {
@@ -66,4 +66,4 @@ EngineStats counters_of(const EngineStats& stats) {
   return left;
 }
 
-}  // namespace millrace::server
+}  // namespace millrace
