@@ -65,7 +65,7 @@ struct Hello {
   std::string key, host;
   int rank = 0, ranks = 1;
   int64_t pid = 0;
-  bool data = false;                // rank 0's second connection
+  bool data = false;               // rank 0's second connection
   std::vector<Claim> claims = {};  // what it has, which must be what the front has
 };
 std::string to_line(const Hello& hello);
