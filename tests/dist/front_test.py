@@ -135,10 +135,17 @@ class Faults(unittest.TestCase):
         self.assertRegex(group["last_loss"], r"rank 1 \(process \d+ on .*\) was not heard of for [\d.]+ s")
         metrics = server.get("/metrics")[1]
         self.assertIn('millrace:rank_restarts_total{model_name="m",replica="0"} 2', metrics)
-        server.ask(max_tokens=4)
-        time.sleep(0.7)  # a beat later
-        sent = re.search(r'rank_link_bytes_total\{.*from="0",to="2"\} (\d+)', server.get("/metrics")[1])
-        self.assertGreater(int(sent.group(1)), 0)
+        # Ranks keep their parts of the logits where only the likeliest token is wanted.
+        sent = []
+        for way in ({}, *WAYS):
+            if way:
+                server.ask(max_tokens=64, **way)
+            time.sleep(0.8)  # a beat later
+            found = re.search(r'rank_link_bytes_total\{.*from="2",to="0"\} (\d+)', server.get("/metrics")[1])
+            sent.append(int(found.group(1)))
+        greedy, drawn = sent[1] - sent[0], sent[2] - sent[1]
+        self.assertGreater(greedy, 0)
+        self.assertGreater(drawn - greedy, 32 * 273 // 3 * 4, "half of the steps' logits of a third of the vocabulary")
 
     def test_without_restart_who_ran_gets_an_error_in_time_and_the_rest_goes_on(self):
         server = Server(self, "--pipeline-parallel", "2", "--threads", "1")
