@@ -51,8 +51,10 @@ void add_device_options(Command& command, EngineOptions& options) {
 
 void add_rank_options(Command& command, EngineOptions& options) {
   command
-      .option("--tensor-parallel", options.tensor_parallel,
-              "processes that share the model, started by mpirun -n N: each has some rows of every matrix")
+      .option(
+          "--tensor-parallel", options.tensor_parallel,
+          "processes that share the model, started by mpirun -n N (serve starts them itself): each has some "
+          "rows of every matrix")
       .range(1, dist::kMaxTensorRanks)
       .show_default()
       .group(kModelGroup);

@@ -34,11 +34,17 @@ void add_rank(CommandLine& line) {
   auto options = std::make_shared<RankOptions>();
   command.option("MODEL", options->engine.model, "its file or directory").required();
   command.option("--front", options->front, "HOST:PORT of the process that has the clients").required();
-  add_device_options(command, options->engine);
+  // All else of the engine is the front's, and comes with its first message.
+  command.option("--device", options->engine.device, "cpu or reference").show_default();
+  command.option("--threads", options->engine.threads, "CPU threads; 0: all that this process may use")
+      .range(0, 1024)
+      .show_default();
+  command.flag("--lock", options->engine.lock, "keep its part of the model in memory");
   add_rank_options(command, options->engine);
   command.footer(
-      "Nobody needs to call this: millrace serve MODEL --tensor-parallel 3 does, through mpirun "
-      "(docs/distribution.md).");
+      "Examples:\n"
+      "  millrace serve model.gguf --tensor-parallel 3       # has mpirun start three of these\n"
+      "Nobody needs to call this by hand: docs/distribution.md.");
   command.runs([options] { return run(*options); });
 }
 

@@ -19,7 +19,7 @@ constexpr double kHelloSeconds = 5;     // for a connection to say who it is
 constexpr size_t kMostNewcomers = 64;   // of connections that have not
 constexpr int kTickMs = 100;            // how often what makes no noise is looked at
 constexpr double kOrderlyEnd = 5;       // seconds for ranks to end when they are told to
-constexpr double kLastWords = 0.5;      // seconds for what a rank that has gone had to say
+constexpr double kLastWords = 2.0;      // seconds for what a rank that has gone had to say, and for mpirun
 constexpr double kLongestPause = 10.0;  // seconds between two attempts
 
 double since(std::chrono::steady_clock::time_point time) {
