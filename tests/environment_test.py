@@ -25,7 +25,8 @@ SHELL_READ = re.compile(r"\$\{([A-Z][A-Z0-9_]*):?[-?+]")
 CMAKE_READ = re.compile(r"\$ENV\{(\w+)\}")
 MAKE_READ = re.compile(r"^(?:export )?([A-Z][A-Z0-9_]*) (?:\?=|:=)", re.MULTILINE)
 READERS = {".cpp": C_READ, ".h": C_READ, ".cu": C_READ, ".cuh": C_READ, ".c": C_READ, ".inc": C_READ,
-           ".py": PYTHON_READ, ".sh": SHELL_READ, ".cfg": SHELL_READ, ".cmake": CMAKE_READ, ".txt": CMAKE_READ, "": SHELL_READ}
+           ".py": PYTHON_READ, ".sh": SHELL_READ, ".cfg": SHELL_READ, ".yaml": SHELL_READ, ".cmake": CMAKE_READ,
+           ".txt": CMAKE_READ, "": SHELL_READ}
 # An option's name as apps/cli/ gives it to the command line, "-n,--max-tokens".
 OPTION = re.compile(r'"(?:(?:-\w,)?--([a-z][a-z0-9-]*)|(MODEL))"')
 OPTIONS_IN = "apps/cli"

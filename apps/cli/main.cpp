@@ -22,6 +22,7 @@
 #include "perplexity.h"
 #include "pull.h"
 #include "quantize.h"
+#include "rank.h"
 #include "rm.h"
 #include "run.h"
 #include "serve.h"
@@ -88,6 +89,7 @@ int run_command_line(int argc, char** argv) {
   add_quantize(line);
   add_tune(line);
   add_devices(line);
+  add_rank(line);
   return line.parse(argc, argv)();
 }
 

@@ -67,8 +67,10 @@ void add_device_options(Command& command, EngineOptions& options) {
 
 void add_rank_options(Command& command, EngineOptions& options) {
   command
-      .option("--tensor-parallel", options.tensor_parallel,
-              "processes that share the model, started by mpirun -n N: each has some rows of every matrix")
+      .option(
+          "--tensor-parallel", options.tensor_parallel,
+          "processes that share the model, started by mpirun -n N (serve starts them itself): each has some "
+          "rows of every matrix")
       .range(1, dist::kMaxTensorRanks)
       .show_default()
       .group(kModelGroup);
@@ -85,6 +87,38 @@ void add_rank_options(Command& command, EngineOptions& options) {
   command.refuse_unless(
       "--rank-speeds", [&options] { return options.tensor_parallel > 1 || options.pipeline_parallel > 1; },
       "without --tensor-parallel or --pipeline-parallel");
+}
+
+void add_replica_option(Command& command, EngineOptions& options) {
+  command
+      .option("--data-parallel", options.data_parallel,
+              "replicas of the model, each with a KV cache of its own: a request goes where its prompt was")
+      .range(1, 16)
+      .show_default()
+      .group(kModelGroup);
+}
+
+void add_launch_options(Command& command, EngineOptions& options, const std::function<bool()>& of_use) {
+  const std::string group = "Ranks that it starts";
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    return command.option(name, value, help).group(group);
+  };
+  add("--launcher", options.launcher,
+      "command that starts the processes of --tensor-parallel or --pipeline-parallel, with its options; "
+      "default: mpirun, unless it has started this one");
+  add("--rank-hosts", options.rank_hosts, "hosts that they are started on, node1,node2,node3: one each");
+  add("--front-address", options.front_address, "address of this process that they connect to, with a key")
+      .show_default();
+  command
+      .flag("--restart", options.restart,
+            "when a rank is lost, compute what ran again, from the tokens that clients have; else it ends "
+            "with an error")
+      .group(group);
+  command.flag("--shrink", options.shrink, "a lost rank that cannot be started again is left out")
+      .group(group);
+  for (const char* name : {"--launcher", "--rank-hosts", "--front-address", "--restart", "--shrink"}) {
+    command.refuse_unless(name, of_use, "without --tensor-parallel or --pipeline-parallel");
+  }
 }
 
 void add_quantize_option(Command& command, EngineOptions& options) {
@@ -191,7 +225,10 @@ EngineOptions checked(EngineOptions options) {
     options.cpu_experts = defaults.cpu_experts;
     options.expert_counts = defaults.expert_counts;
   }
-  if (options.tensor_parallel == 1 && options.pipeline_parallel == 1) options.rank_speeds = "";
+  if (options.tensor_parallel == 1 && options.pipeline_parallel == 1) {
+    options.rank_speeds = options.launcher = options.rank_hosts = "";
+    options.restart = options.shrink = false;
+  }
   if (options.quantize != "auto") options.quantize_budget = options.quantize_sample = "";
   check_options(options, OptionNames::kFlags);
   if (!options.quantize_sample.empty()) options.quantize_sample = read_input(options.quantize_sample);

@@ -2,6 +2,7 @@
 // options to that struct and nothing else.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "command.h"
@@ -21,6 +22,10 @@ void add_planning_options(Command& command, EngineOptions& options);
 // The same, and --lock
 void add_device_options(Command& command, EngineOptions& options);
 // For commands that run one model, which ranks may share: --tensor-parallel --pipeline-parallel --rank-speeds
+void add_replica_option(Command& command, EngineOptions& options);
+// Of ranks that the command starts itself, and starts again.
+// `of_use`: there are ranks.
+void add_launch_options(Command& command, EngineOptions& options, const std::function<bool()>& of_use);
 void add_rank_options(Command& command, EngineOptions& options);
 // --quantize --budget --sample; the last is a file's name until checked() has read it
 void add_quantize_option(Command& command, EngineOptions& options);

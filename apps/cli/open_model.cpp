@@ -20,7 +20,7 @@ auto open_with_progress(const EngineOptions& given, const Open& open) {
   options.model = find_model(options.model, options);
   if (!options.draft_model.empty()) options.draft_model = find_model(options.draft_model, options);
   std::shared_ptr<dist::Communicator> group;
-  if (ranks_of(options) > 1) {
+  if (ranks_of(options) > 1 && options.launcher.empty()) {
     group = job_group(options);
     if (group->rank() != 0) {
       follow_rank_zero(options, *group);

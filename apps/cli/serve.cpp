@@ -8,7 +8,12 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/topology.h"
 #include "confirm.h"
+#include "dist/mpi_communicator.h"
+#include "engine/rank_group.h"
+#include "engine/rank_launcher.h"
+#include "engine/rank_plan.h"
 #include "millrace/engine.h"
 #include "model_names.h"
 #include "model_options.h"
@@ -27,6 +32,7 @@ constexpr const char* kServeFooter =
     "  millrace serve model.gguf                           # http://127.0.0.1:8080, this machine only\n"
     "  millrace serve model.gguf --host 0.0.0.0 --keys keys.txt --rate 600\n"
     "  millrace serve model.gguf --ctx 8192 --max-running 128 --ram-tier 4096 --kv-dir /var/cache/millrace\n"
+    "  millrace serve model.gguf --tensor-parallel 3 --restart  # shared by three processes\n"
     "  millrace serve --models models/ --unload-after 600  # every model of a folder, loaded when asked for\n"
     "  millrace serve --models models.toml --max-models 2  # those of a file: [[model]] path = ..., ctx = "
     "...\n"
@@ -47,7 +53,8 @@ constexpr const char* kServeFooter =
 struct ServeOptions {
   EngineOptions engine = default_options();
   server::ServerOptions server;
-  std::string models;  // a folder or a file, instead of engine.model
+  std::string parallel;  // "auto", or as the engine's options say
+  std::string models;    // a folder or a file, instead of engine.model
   server::ModelSetOptions set;
 };
 
@@ -91,7 +98,7 @@ void refuse_idle_options(Command& command, const ServeOptions& o) {
   for (const char* name : {"--max-models", "--unload-after", "--models-memory"}) {
     command.refuse_unless(name, several, "without --models");
   }
-  for (const char* name : {"--tensor-parallel", "--pipeline-parallel"}) {
+  for (const char* name : {"--tensor-parallel", "--pipeline-parallel", "--data-parallel", "--parallel"}) {
     command.refuse_unless(
         name, [several] { return !several(); }, "with --models: ranks share one model");
   }
@@ -104,6 +111,39 @@ void refuse_idle_options(Command& command, const ServeOptions& o) {
   }
 }
 
+// Ranks that nobody has started are started here, by a process that outlives them.
+void choose_launcher(EngineOptions& engine) {
+  if (ranks_of(engine) == 1) return;
+  if (!dist::started_by_mpi()) {
+    if (engine.launcher.empty()) engine.launcher = "mpirun";
+    return;
+  }
+  if (!engine.launcher.empty() || !engine.rank_hosts.empty() || engine.restart || engine.shrink) {
+    throw_error(ErrorCode::kBadInput,
+                "--launcher, --rank-hosts, --restart and --shrink: found a process that mpirun has started, "
+                "expected millrace serve to start mpirun");
+  }
+}
+
+// As many ranks as hosts are named, else as this machine has memory nodes; rows where the model can be cut
+// so, since that makes a single answer faster, else layers.
+void choose_ranks(ServeOptions& o) {
+  if (o.parallel.empty()) return;
+  const std::vector<std::string> hosts = parse_rank_hosts(o.engine);
+  const size_t count = hosts.empty() ? machine_topology().size() : hosts.size();
+  const auto ranks = static_cast<int32_t>(std::min<size_t>(count, dist::kMaxTensorRanks));
+  if (ranks == 1) {
+    write_stderr("millrace: --parallel auto: one memory node and no --rank-hosts: one process\n");
+    o.engine.rank_hosts.clear();
+    return;
+  }
+  const io::Checkpoint checkpoint = io::Checkpoint::open(o.engine.model);
+  const bool rows = can_share_rows(checkpoint, read_config(checkpoint));
+  (rows ? o.engine.tensor_parallel : o.engine.pipeline_parallel) = ranks;
+  write_stderr(
+      fmt::format("millrace: --parallel auto: --{}-parallel {}\n", rows ? "tensor" : "pipeline", ranks));
+}
+
 int serve_one(ServeOptions& o) {
   server::ServerOptions& s = o.server;
   if (s.model_id.empty()) s.model_id = model_title(o.engine.model);
@@ -111,6 +151,8 @@ int serve_one(ServeOptions& o) {
   if (!server::check_model_text(o.engine.model)) {
     write_stderr(fmt::format("millrace: {}: {}\n", s.model_id, server::kNoTemplate));
   }
+  choose_ranks(o);
+  choose_launcher(o.engine);
   std::unique_ptr<Engine> engine = open_engine(o.engine);
   const std::string device = engine->model().device;
   server::ModelSpec spec{.name = s.model_id, .aliases = s.aliases, .engine = o.engine, .keep = true};
@@ -229,6 +271,15 @@ void add_serve(CommandLine& line) {
   add_models_options(command, *o);
   add_device_options(command, o->engine);
   add_rank_options(command, o->engine);
+  command
+      .option(
+          "--parallel", o->parallel,
+          "auto: a rank on each of --rank-hosts, or on each memory node of this machine; rows of matrices "
+          "where the model can be cut so, else layers")
+      .one_of({"auto"})
+      .group("Ranks that it starts");
+  add_replica_option(command, o->engine);
+  add_launch_options(command, o->engine, [o] { return ranks_of(o->engine) > 1 || !o->parallel.empty(); });
   add_quantize_option(command, o->engine);
   add_adapter_option(command, o->engine, /*many=*/true);
   add_engine_options(command, o->engine, "Engine");
@@ -244,6 +295,9 @@ void add_serve(CommandLine& line) {
   command.footer(kServeFooter);
   refuse_idle_options(command, *o);
   command.check([o] {
+    if (!o->parallel.empty() && ranks_of(o->engine) > 1) {
+      throw UsageError("--parallel auto chooses --tensor-parallel or --pipeline-parallel itself");
+    }
     if (o->models.empty() && o->engine.model.empty()) throw UsageError("expected a MODEL, or --models");
   });
   command.runs([o] { return o->models.empty() ? serve_one(*o) : serve_several(*o); });

@@ -108,8 +108,17 @@ std::optional<Hindrance> leaving(Api& api) {
   if (auto why = failed(api)) return why;
   return api.draining() ? std::optional(Hindrance{"draining", "the server is shutting down"}) : std::nullopt;
 }
-std::optional<Hindrance> hindered(Api& api) {
+// Ranks are lost, and are being started: what is asked meanwhile waits for them.
+std::optional<Hindrance> without_ranks(Api& api) {
   if (auto why = leaving(api)) return why;
+  for (const RankGroupStats& group : api.models().stats().rank_groups) {
+    // Which one, and where, is for those who have a key: /stats.
+    if (!group.up) return Hindrance{"starting ranks", "a rank was lost, and the group is formed anew"};
+  }
+  return std::nullopt;
+}
+std::optional<Hindrance> hindered(Api& api) {
+  if (auto why = without_ranks(api)) return why;
   return api.overloaded() ? std::optional(Hindrance{"overloaded", "too many large requests wait to be read"})
                           : std::nullopt;
 }
@@ -121,9 +130,21 @@ Reply state_reply(const std::optional<Hindrance>& why, const Json& good) {
 }  // namespace
 
 Reply live(Api& api) { return state_reply(failed(api), {{"status", "ok"}}); }
+
 Reply health(Api& api) {
   Json good = {{"status", "ok"}};
   if (const std::string fallback = api.fallback(); !fallback.empty()) good["fallback"] = valid_utf8(fallback);
+  const EngineStats stats = api.models().stats();
+  if (!stats.rank_groups.empty()) {
+    size_t up = 0, wanted = 0;
+    uint64_t restarts = 0;
+    for (const RankGroupStats& group : stats.rank_groups) {
+      up += group.ranks.size();
+      wanted += static_cast<size_t>(group.wanted);
+      restarts += group.restarts;
+    }
+    good["ranks"] = {{"up", up}, {"wanted", wanted}, {"restarts", restarts}};
+  }
   return state_reply(hindered(api), good);
 }
 
@@ -133,7 +154,8 @@ Reply ready(Api& api) {
   for (const ModelSet::Status& model : models) {
     if (model.info) loaded.push_back(model.name);
   }
-  return state_reply(leaving(api), {{"status", "ready"}, {"model", models.front().name}, {"loaded", loaded}});
+  return state_reply(without_ranks(api),
+                     {{"status", "ready"}, {"model", models.front().name}, {"loaded", loaded}});
 }
 
 }  // namespace millrace::server

@@ -63,6 +63,40 @@ class Exposition {
                           static_cast<double>(std::invoke(value, m.stats)));
     }
   }
+  // value(group) of every group of ranks, and value(rank) of their ranks; replicas are numbered.
+  template <typename Value>
+  void of_groups(std::string_view type, std::string_view name, std::string_view help, const Value& value) {
+    head(type, name, help);
+    for_groups([&](const std::string& label, const RankGroupStats& group) {
+      out_ += fmt::format("millrace:{}{{{}}} {}\n", name, label, static_cast<double>(value(group)));
+    });
+  }
+  template <typename Value>
+  void of_ranks(std::string_view type, std::string_view name, std::string_view help, const Value& value) {
+    head(type, name, help);
+    for_groups([&](const std::string& label, const RankGroupStats& group) {
+      for (const RankStats& rank : group.ranks) {
+        out_ += fmt::format("millrace:{}{{{},rank=\"{}\"}} {}\n", name, label, rank.rank,
+                            static_cast<double>(value(rank)));
+      }
+    });
+  }
+  void of_links(std::string_view name, std::string_view help) {
+    head("counter", name, help);
+    for_groups([&](const std::string& label, const RankGroupStats& group) {
+      for (const RankStats& rank : group.ranks) {
+        for (size_t to = 0; to < rank.sent.size(); ++to) {
+          if (static_cast<int32_t>(to) == rank.rank) continue;
+          out_ += fmt::format("millrace:{}{{{},from=\"{}\",to=\"{}\"}} {}\n", name, label, rank.rank, to,
+                              rank.sent[to]);
+        }
+      }
+    });
+  }
+  bool has_ranks() const {
+    return std::any_of(models_.begin(), models_.end(),
+                       [](const Model& m) { return !m.stats.rank_groups.empty(); });
+  }
   // One bucket an octave: the engine keeps four.
   void histogram(std::string_view name, std::string_view help, Histogram EngineStats::*field) {
     head("histogram", name, help);
@@ -83,6 +117,15 @@ class Exposition {
   std::string take() { return std::move(out_); }
 
  private:
+  template <typename Body>
+  void for_groups(const Body& body) {
+    for (const Model& m : models_) {
+      for (size_t i = 0; i < m.stats.rank_groups.size(); ++i) {
+        body(fmt::format("{},replica=\"{}\"", m.label, i), m.stats.rank_groups[i]);
+      }
+    }
+  }
+
   std::vector<Model> models_;
   std::string server_label_, out_;
 };
@@ -144,6 +187,19 @@ HttpResponse metrics(Api& api) {
           [](const Model& m) { return m.status.loads; });
   e.value("counter", "model_load_failures_total", "How often it could not be loaded.",
           [](const Model& m) { return m.status.failed_loads; });
+  if (e.has_ranks()) {
+    e.of_groups("gauge", "ranks_wanted", "Ranks that share the model.",
+                [](const RankGroupStats& g) { return g.wanted; });
+    e.of_groups("gauge", "ranks_up", "Those that are there.",
+                [](const RankGroupStats& g) { return g.ranks.size(); });
+    e.of_groups("counter", "rank_restarts_total", "How often the group was formed anew.",
+                [](const RankGroupStats& g) { return g.restarts; });
+    e.of_ranks("gauge", "rank_heard_seconds", "Since it was last heard of.",
+               [](const RankStats& r) { return r.heard_s; });
+    e.of_ranks("counter", "rank_exchanges_total", "Calls of its communicator.",
+               [](const RankStats& r) { return r.exchanges; });
+    e.of_links("rank_link_bytes_total", "Bytes that a rank sent to another.");
+  }
   e.of_server("gauge", "http_connections", "Open connections.", static_cast<double>(c.connections.load()));
   e.of_server("gauge", "http_streams", "Answers under way.", static_cast<double>(c.streams.load()));
   e.of_server("gauge", "http_body_bytes", "Received of requests that are not whole yet.",
@@ -163,6 +219,30 @@ HttpResponse metrics(Api& api) {
 }
 
 namespace {
+
+// One object for each group: a replica's.
+Json ranks_part(const EngineStats& s) {
+  Json groups = Json::array();
+  for (const RankGroupStats& group : s.rank_groups) {
+    Json ranks = Json::array();
+    for (const RankStats& rank : group.ranks) {
+      ranks.push_back({{"rank", rank.rank},
+                       {"host", rank.host},
+                       {"pid", rank.pid},
+                       {"heard_s", rank.heard_s},
+                       {"waiting_s", rank.waiting_s},
+                       {"exchanges", rank.exchanges},
+                       {"sent_bytes", rank.sent},
+                       {"received_bytes", rank.received}});
+    }
+    groups.push_back({{"up", group.up},
+                      {"wanted", group.wanted},
+                      {"restarts", group.restarts},
+                      {"last_loss", group.last_loss},
+                      {"ranks", ranks}});
+  }
+  return groups;
+}
 
 Json latency(const Histogram& h) {
   return {{"count", h.total()},
@@ -293,6 +373,7 @@ HttpResponse stats_json(Api& api, const HttpRequest& request) {
         {"request", latency(s.request_time)},
         {"step", latency(s.step_time)}}},
       {"memory", memory_part(meant, s)},
+      {"rank_groups", ranks_part(s)},
       {"history", api.timeline().history_json()},
       {"timeline", api.timeline().requests_json()}};
   return {.body = stats.dump(-1, ' ', false, Json::error_handler_t::replace),

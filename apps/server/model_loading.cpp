@@ -7,10 +7,10 @@
 #include <new>
 
 #include "base/error.h"
+#include "engine/stats_sum.h"
 #include "model_errors.h"
 #include "model_set.h"
 #include "model_text.h"
-#include "stats_sum.h"
 
 namespace millrace::server {
 

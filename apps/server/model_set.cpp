@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "engine/stats_sum.h"
 #include "model_errors.h"
-#include "stats_sum.h"
 
 namespace millrace::server {
 namespace {

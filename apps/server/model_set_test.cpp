@@ -1,12 +1,11 @@
 // ModelSet without a server: who loads, who waits, who has to go. The models are tests/golden's.
 #include "model_set.h"
+#include "engine/stats_sum.h"
 
 #include <gtest/gtest.h>
 
 #include <future>
 #include <thread>
-
-#include "stats_sum.h"
 
 namespace millrace::server {
 namespace {

@@ -52,8 +52,18 @@ struct EngineOptions {
   int32_t tensor_parallel = 1;
   // The same with whole layers in each, one behind the other; not together with tensor_parallel.
   int32_t pipeline_parallel = 1;
+  // Replicas of the model, 1 to 16, each with a cache of its own: a request goes to the one that has most of
+  // its prompt. Only on CPUs; with ranks (launcher), each has as many of them.
+  int32_t data_parallel = 1;
   // Their speeds, "3,1,1": who is faster gets more of the model; empty: all alike.
   std::string rank_speeds = {};
+  // The command that starts these processes, with options of its own: mpirun. The engine is then outside of
+  // their group, and survives it. Empty: this process is one of them.
+  std::string launcher = {};
+  std::string rank_hosts = {};  // "node1,node2": where they are started, one each (replicas in turn)
+  std::string front_address = "127.0.0.1";  // by which they reach this process; a key is asked for there
+  bool restart = false;  // what ran when a rank was lost is computed again; else it ends with an error
+  bool shrink = false;   // a rank that cannot be started again is left out
 
   // --- who runs
   int32_t max_running = 64;      // samples in flight

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace millrace {
 
@@ -26,6 +28,25 @@ struct MemoryStats {
   size_t reserved = 0;        // taken from the system
   double fragmentation = 0;   // of the reserved bytes not in use, the part outside the largest free piece
   uint64_t system_calls = 0;  // how often the system was asked for more
+};
+
+// A rank that this engine started (EngineOptions::launcher), as it was last heard of.
+struct RankStats {
+  int32_t rank = 0;
+  std::string host = {};
+  int64_t pid = 0;
+  double heard_s = 0.0;    // ago
+  double waiting_s = 0.0;  // for other ranks, in the exchange of now
+  uint64_t exchanges = 0;
+  std::vector<uint64_t> sent = {}, received = {};  // bytes, by rank: the links
+};
+
+struct RankGroupStats {
+  int32_t wanted = 0;  // ranks
+  bool up = false;     // they are there; else they are being started
+  uint64_t restarts = 0;
+  std::string last_loss = {};  // why the last group ended; empty: none has
+  std::vector<RankStats> ranks = {};
 };
 
 struct EngineStats {
@@ -62,6 +83,8 @@ struct EngineStats {
   uint64_t drafted = 0, accepted = 0;
   Histogram queue_time, first_token, inter_token, request_time, step_time;
   MemoryStats memory;  // buffers of the engine itself
+  // The ranks that share the model, one group for each replica; empty where none were started.
+  std::vector<RankGroupStats> rank_groups = {};
 };
 
 }  // namespace millrace

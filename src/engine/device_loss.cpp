@@ -1,12 +1,15 @@
 #include "engine/device_loss.h"
 
 #include "engine/failure_event.h"
+#include "engine/ranks_lost.h"
 
 namespace millrace {
 
 bool DeviceLoss::is_of_device(const std::exception_ptr& error) noexcept {
   try {
     std::rethrow_exception(error);
+  } catch (const RanksLost&) {
+    return false;
   } catch (const Error& e) {
     return e.code() == ErrorCode::kDevice;
   } catch (...) {

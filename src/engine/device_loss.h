@@ -1,6 +1,7 @@
 // DeviceLoss: whether the device has failed. An Error{kDevice} is for good: it belongs to nobody's request,
 // everybody's ends with it, and the inbox tells those who ask (Engine::failure). With a fallback everybody's
-// begins anew on another device instead, once: recovered() (Engine::fallback).
+// begins anew on another device instead, once: recovered() (Engine::fallback). Ranks that are lost are not
+// meant: they come again (rank_recovery.h).
 #pragma once
 
 #include <exception>

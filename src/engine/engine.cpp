@@ -1,18 +1,21 @@
-// The public face: options become a runtime and a loop; clients' calls become jobs in its inbox.
+// The public face: options become replicas; clients' calls become jobs in their inboxes.
 #include "millrace/engine.h"
 
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <thread>
+#include <optional>
+#include <vector>
 
 #include "base/error.h"
 #include "base/json_tree.h"
 #include "engine/available_memory.h"
 #include "engine/engine_options.h"
 #include "engine/fim_tokens.h"
-#include "engine/loop.h"
 #include "engine/render_chat.h"
+#include "engine/replica.h"
+#include "engine/replica_router.h"
+#include "engine/stats_sum.h"
 
 namespace millrace {
 namespace {
@@ -35,60 +38,54 @@ constexpr size_t kMaxVariableDepth = 128;  // a conversation around JSON of a hu
 
 class Engine::Impl {
  public:
-  explicit Impl(EngineOptions options) : options_(std::move(options)), inbox_(std::make_shared<Inbox>()) {
-    RuntimeSetup setup{.sequences = RuntimeSetup::kShared};
-    setup.adjust_cache = [this](kv::CacheOptions& cache) {
-      cache.wake = [inbox = inbox_] { inbox->poke(); };
-    };
-    runtime_ = Runtime::open(options_, setup);
+  explicit Impl(EngineOptions options) : options_(std::move(options)) {
+    check_options(options_);
+    for (ReplicaSetup& setup : replica_setups(options_)) {
+      replicas_.push_back(std::make_unique<Replica>(std::move(setup)));
+    }
+    runtime_ = &replicas_.front()->runtime();
     read_info();
-    loop_ = std::make_unique<Loop>(*runtime_, open_drafter(), options_, inbox_, recorder_);
-    thread_ = std::thread([this] {
-      loop_->run();
-      if (!loop_->device_lost()) runtime_->cache().flush();
-    });
+    const auto blocks = static_cast<size_t>(runtime_->spec().kv_groups.front().num_blocks);
+    if (replicas_.size() > 1) router_.emplace(options_.data_parallel, blocks, options_.max_running);
   }
-  ~Impl() { shutdown(false); }
 
   EventStream submit(const Request& request) {
-    std::shared_ptr<Job> job = make_job(*runtime_, runtime_->cache(), chat_template_, request,
-                                        options_.max_running, next_id_.fetch_add(1), inbox_);
+    size_t chosen = 0;
+    std::shared_ptr<Job> job =
+        make_job(*runtime_, runtime_->cache(), chat_template_, request, options_.max_running,
+                 next_id_.fetch_add(1), [&](const kv::Prompt& prompt) {
+                   chosen = route(prompt);
+                   return replicas_[chosen]->inbox();
+                 });
     const std::shared_ptr<EventStream::State> state = job->events;
-    bool taken = false;
-    std::string refusal;
-    {
-      const std::lock_guard lock(inbox_->mutex);
-      const int64_t waiting =
-          recorder_.waiting.load(std::memory_order_relaxed) + static_cast<int64_t>(inbox_->jobs.size());
-      if (inbox_->stop) {
-        refusal = "the engine is shutting down";
-      } else if (waiting >= options_.max_waiting) {
-        refusal =
-            fmt::format("{} requests are waiting, expected fewer than {}", waiting, options_.max_waiting);
-      } else {
-        inbox_->jobs.push_back(std::move(job));
-        taken = true;
-      }
-    }
-    if (taken) {
-      inbox_->news.notify_one();
-    } else {
-      for (int32_t i = 0; i < request.samples; ++i) {
-        Event event;
-        event.kind = Event::Kind::kFailed;
-        event.finish = FinishReason::kError;
-        event.code = ErrorCode::kBusy;
-        event.error = refusal;
-        event.sample = i;
-        state->finish(std::move(event));
-      }
+    const std::string refusal = replicas_[chosen]->take(std::move(job));
+    for (int32_t i = 0; !refusal.empty() && i < request.samples; ++i) {
+      Event event;
+      event.kind = Event::Kind::kFailed;
+      event.finish = FinishReason::kError;
+      event.code = ErrorCode::kBusy;
+      event.error = refusal;
+      event.sample = i;
+      state->finish(std::move(event));
     }
     return EventStream(state);
   }
 
+  void cancel(uint64_t id) {  // those who do not know it do nothing
+    for (const auto& replica : replicas_) replica->inbox()->cancel(id);
+  }
+
   std::string failure() const {
-    const std::lock_guard lock(inbox_->mutex);
-    return inbox_->failure;
+    for (const auto& replica : replicas_) {
+      if (std::string failure = replica->failure(); !failure.empty()) return failure;
+    }
+    return {};
+  }
+
+  EngineStats stats() const {
+    EngineStats stats = replicas_.front()->stats();
+    for (size_t i = 1; i < replicas_.size(); ++i) add_stats(stats, replicas_[i]->stats());
+    return stats;
   }
 
   std::string fallback() const {
@@ -97,14 +94,7 @@ class Engine::Impl {
   }
 
   void shutdown(bool drain) {
-    const std::lock_guard only_one(shutdown_mutex_);
-    {
-      const std::lock_guard lock(inbox_->mutex);
-      inbox_->drain = drain && !inbox_->stop;
-      inbox_->stop = true;
-    }
-    inbox_->news.notify_one();
-    if (thread_.joinable()) thread_.join();
+    for (const auto& replica : replicas_) replica->shutdown(drain);
   }
 
   std::string render(nlohmann::ordered_json variables) const {
@@ -116,9 +106,8 @@ class Engine::Impl {
   }
 
   const EngineOptions options_;
-  const std::shared_ptr<Inbox> inbox_;
-  Recorder recorder_;
-  std::unique_ptr<Runtime> runtime_;
+  std::vector<std::unique_ptr<Replica>> replicas_;
+  Runtime* runtime_ = nullptr;  // the first one's: what it says of the model is true of all
   const ChatTemplate* chat_template_ = nullptr;
   std::string template_error_;
   ModelInfo info_;
@@ -168,26 +157,25 @@ class Engine::Impl {
       info_.memory.kv_pool +=
           spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
     }
+    if (replicas_.size() > 1) {  // they share what is mapped
+      info_.memory.weights_copied *= replicas_.size();
+      info_.memory.workspace *= replicas_.size();
+      info_.memory.kv_pool *= replicas_.size();
+      info_.device = fmt::format("{} replicas, each {}", replicas_.size(), info_.device);
+    }
   }
 
-  std::unique_ptr<ModelDrafter> open_drafter() const {
-    if (options_.speculation != Speculation::kDraft) return nullptr;
-    const EngineOptions draft = draft_model_options(options_, runtime_->context());
-    // It needs no room for more tokens than the target has.
-    const auto& groups = runtime_->spec().kv_groups;
-    const auto blocks = std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
-                          return a.num_blocks < b.num_blocks;
-                        })->num_blocks;
-    return std::make_unique<ModelDrafter>(
-        Runtime::open(draft, {.sequences = RuntimeSetup::kShared,
-                              .most_tokens = static_cast<int64_t>(blocks) * kBlockTokens}),
-        runtime_->config().vocab);
+  size_t route(const kv::Prompt& prompt) {
+    if (!router_) return 0;
+    const std::lock_guard lock(router_mutex_);
+    std::vector<int64_t> loads;
+    for (const auto& replica : replicas_) loads.push_back(replica->load());
+    return static_cast<size_t>(router_->choose(prompt.keys, loads));
   }
 
-  std::unique_ptr<Loop> loop_;
   std::atomic<uint64_t> next_id_{1};
-  std::mutex shutdown_mutex_;
-  std::thread thread_;
+  std::mutex router_mutex_;
+  std::optional<ReplicaRouter> router_;
 };
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -198,12 +186,12 @@ std::unique_ptr<Engine> Engine::create(EngineOptions options) {
 }
 
 EventStream Engine::submit(const Request& request) { return impl_->submit(request); }
-void Engine::cancel(uint64_t id) { impl_->inbox_->cancel(id); }
+void Engine::cancel(uint64_t id) { impl_->cancel(id); }
 std::string Engine::failure() const { return impl_->failure(); }
 std::string Engine::fallback() const { return impl_->fallback(); }
 
 EngineStats Engine::stats() const {
-  EngineStats stats = impl_->recorder_.snapshot();
+  EngineStats stats = impl_->stats();
   const BufferPoolStats pool = buffer_pool().stats();
   stats.memory = {.in_use = pool.in_use,
                   .peak = pool.peak,

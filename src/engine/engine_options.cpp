@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "dist/shares.h"
 #include "engine/rank_group.h"
+#include "engine/rank_launcher.h"
 #include "io/printable.h"
 #include "kernels/quant/kv_types.h"
 #include "model/adapter.h"
@@ -26,6 +27,8 @@ constexpr struct {
                   {"speculation", "--speculate"}};
 
 constexpr double kLeastMemory = 1 << 20;  // of a limit in bytes: less is a mistake
+
+constexpr int kMaxReplicas = 16;
 
 class OptionChecker {
  public:
@@ -91,10 +94,49 @@ class OptionChecker {
                   name("quantize"), name(o_.pipeline_parallel > 1 ? "pipeline_parallel" : "tensor_parallel"),
                   ranks_of(o_));
     }
+    check_launcher();
     if (ranks_of(o_) > 1 && !o_.adapters.empty()) {
       throw_error(ErrorCode::kUnsupported,
                   "{}: found {} ranks, expected one process: adapters are not shared out yet",
                   name("adapters"), ranks_of(o_));
+    }
+  }
+
+  void check_launcher() const {
+    if (!o_.launcher.empty() && o_.launcher.find_first_not_of(' ') == std::string::npos) {
+      throw_error(ErrorCode::kBadInput, "{}: found blanks, expected a command such as mpirun",
+                  name("launcher"));
+    }
+    if (o_.front_address.empty()) {
+      throw_error(ErrorCode::kBadInput, "{}: found none, expected an address of this machine",
+                  name("front_address"));
+    }
+    check_replicas();
+    const bool launches = !o_.launcher.empty() || !o_.rank_hosts.empty() || o_.restart || o_.shrink;
+    if (launches && ranks_of(o_) == 1) {
+      throw_error(ErrorCode::kBadInput, "{}: found one process, expected ranks to start", name("launcher"));
+    }
+    if (o_.rank_hosts.empty()) return;
+    const std::vector<std::string> hosts = parse_rank_hosts(o_);
+    const bool empty = std::any_of(hosts.begin(), hosts.end(), [](const auto& host) { return host.empty(); });
+    const int wanted = ranks_of(o_) * o_.data_parallel;
+    if (empty || hosts.size() != static_cast<size_t>(wanted)) {
+      throw_error(ErrorCode::kBadInput, "{}: found {} in \"{}\", expected {}, one for each rank",
+                  name("rank_hosts"), hosts.size(), o_.rank_hosts, wanted);
+    }
+  }
+
+  void check_replicas() const {
+    check_range("data_parallel", o_.data_parallel, 1, kMaxReplicas);
+    if (o_.data_parallel == 1) return;
+    if (o_.device.starts_with("cuda")) {
+      throw_error(ErrorCode::kUnsupported, "{}: found {} replicas on {}, expected them on CPUs",
+                  name("data_parallel"), o_.data_parallel, o_.device);
+    }
+    if (ranks_of(o_) > 1 && o_.launcher.empty()) {
+      throw_error(ErrorCode::kUnsupported,
+                  "{}: found {} replicas of ranks that mpirun started, expected millrace serve to start them",
+                  name("data_parallel"), o_.data_parallel);
     }
   }
 
@@ -187,6 +229,10 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.tensor_parallel = defaults.tensor_parallel;  // rank 0 guesses alone
   draft.pipeline_parallel = defaults.pipeline_parallel;
   draft.rank_speeds = defaults.rank_speeds;
+  draft.launcher = defaults.launcher;
+  draft.data_parallel = defaults.data_parallel;
+  draft.rank_hosts = defaults.rank_hosts;
+  draft.restart = draft.shrink = false;
   draft.ram_tier_bytes = defaults.ram_tier_bytes;
   draft.kv_dir = defaults.kv_dir;
   draft.speculation = defaults.speculation;

@@ -106,7 +106,7 @@ void check(const Runtime& runtime, const Request& request, size_t tokens, int32_
 
 std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
                               const ChatTemplate* chat_template, const Request& request, int32_t max_running,
-                              uint64_t id, std::shared_ptr<Inbox> inbox) {
+                              uint64_t id, const ChooseInbox& choose) {
   auto job = std::make_shared<Job>();
   job->arrival = std::chrono::steady_clock::now();
   job->adapter = runtime.adapter_number(request.adapter);
@@ -129,7 +129,7 @@ std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
   job->request.messages = {};
   if (request.embedding) job->request.max_tokens = 1;  // its buffers are made for the prompt alone
   job->events =
-      std::make_shared<EventStream::State>(id, job->sampler->seed(), request.samples, std::move(inbox));
+      std::make_shared<EventStream::State>(id, job->sampler->seed(), request.samples, choose(*job->prompt));
   return job;
 }
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -35,10 +36,13 @@ struct Job {
   bool forked = false;                                               // its samples are there
 };
 
+// Whose inbox a job with this prompt goes into.
+using ChooseInbox = std::function<std::shared_ptr<Inbox>(const kv::Prompt& prompt)>;
+
 // A job with its event stream. Throws Error{kBadInput} for a request that cannot be served as it is written.
 // Any thread.
 std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
                               const ChatTemplate* chat_template, const Request& request, int32_t max_running,
-                              uint64_t id, std::shared_ptr<Inbox> inbox);
+                              uint64_t id, const ChooseInbox& choose);
 
 }  // namespace millrace

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "engine/engine_options.h"
+#include "engine/ranks_lost.h"
 
 namespace millrace {
 
@@ -24,7 +25,8 @@ Loop::Loop(Runtime& runtime, std::unique_ptr<ModelDrafter> drafter, const Engine
       drafting_(samples_, scheduler_, meter_, std::move(drafter), options, runtime.context(),
                 limits_.draft_rows),
       step_(runtime, samples_, scheduler_, delivery_, meter_, recorder, options, limits_.draft_rows),
-      rounds_(scheduler_, cache_, recorder) {
+      rounds_(scheduler_, cache_, recorder),
+      ranks_(runtime, samples_, scheduler_, delivery_, planner_, options) {
   items_.reserve(static_cast<size_t>(limits_.max_running));
   rounds_.gauges(true);
 }
@@ -81,8 +83,13 @@ bool Loop::round() {
     rounds_.gauges(false);
     return any;
   }
+  if (!ranks_.ready()) return false;
   try {
     return plan_and_step();
+  } catch (const RanksLost&) {
+    step_.forget_step_ahead();
+    ranks_.lose(std::current_exception());
+    return true;
   } catch (...) {
     loss_.note(std::current_exception());
     if (!loss_) throw;
@@ -132,8 +139,8 @@ void Loop::wait() {
   const double deadline = scheduler_.next_deadline();
   // A read from disk that is lost must not stop everything: look again now and then.
   constexpr double kLookAgain = 0.1;
-  const double until_s =
-      samples_.loading().empty() ? deadline : std::min(deadline, recorder_.now() + kLookAgain);
+  const bool news_may_be_lost = !samples_.loading().empty() || ranks_.forming();
+  const double until_s = news_may_be_lost ? std::min(deadline, recorder_.now() + kLookAgain) : deadline;
   if (until_s == sched::kNever) {
     inbox_->news.wait(lock, news);
   } else {

@@ -15,6 +15,7 @@
 #include "engine/device_loss.h"
 #include "engine/drafting.h"
 #include "engine/planner.h"
+#include "engine/rank_recovery.h"
 #include "engine/round_recorder.h"
 #include "engine/sample_table.h"
 #include "engine/step_meter.h"
@@ -57,6 +58,7 @@ class Loop {
   Drafting drafting_;
   StepPipeline step_;
   RoundRecorder rounds_;
+  RankRecovery ranks_;
 
   Buffer<StepItem> items_;  // of the step
   std::vector<std::shared_ptr<Job>> new_jobs_;

@@ -19,6 +19,7 @@ ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& 
                            const EngineOptions& options, const RuntimeSetup& setup, const RankShare& ranks) {
   const bool in_bytes = options.gpu_memory > 1;
   const BackendOptions wanted{.threads = options.threads,
+                              .topology = setup.topology,
                               .memory_fraction = in_bytes ? 1.0 : options.gpu_memory,
                               .memory_bytes = in_bytes ? static_cast<size_t>(options.gpu_memory) : 0,
                               .group = ranks.group,

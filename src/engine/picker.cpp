@@ -109,6 +109,11 @@ void Picker::make_masks(std::span<StepItem> items) {
 
 Picks Picker::wait(std::span<const StepItem> items, bool on_device) {
   Executor& executor = runtime_.executor();
+  if (!on_device && runtime_.spares_logits() && all_greedy(items)) {
+    if (const std::span<const SampledRow> rows = greedy_rows(); !rows.empty()) {
+      return {.sampled = rows, .left = {}, .logits = {}};
+    }
+  }
   if (!on_device) return {.sampled = {}, .left = {}, .logits = executor.logits()};
   Picks picks{.sampled = executor.sampled(), .left = {}, .logits = {}};
   left_.clear();
@@ -125,6 +130,31 @@ Picks Picker::wait(std::span<const StepItem> items, bool on_device) {
   if (!left_.empty()) picks.logits = executor.logits_of(left_);
   picks.left = left_;
   return picks;
+}
+
+bool Picker::all_greedy(std::span<const StepItem> items) {
+  bool any = false;
+  for (const StepItem& item : items) {
+    if (item.sample == nullptr) continue;
+    if (item.sample->hidden || item.scored > 0) return false;
+    if (!item.last) continue;
+    any = true;
+    if (item.sample->constraint || !device_may_pick(item) ||
+        !device_row(item.sample->sampler, 0).plain_greedy()) {
+      return false;
+    }
+  }
+  return any;
+}
+
+std::span<const SampledRow> Picker::greedy_rows() {
+  greedy_.clear();
+  for (const int32_t token : runtime_.executor().greedy_tokens()) {
+    SampledRow row;
+    row.token = token;  // -1: kNotANumber
+    greedy_.push_back(row);
+  }
+  return greedy_;
 }
 
 // ---------------------------------------------------------------- here

@@ -46,7 +46,12 @@ class Picker {
   template <class Body>
   void for_items(std::span<StepItem> items, size_t worth, const Body& body);
 
+  // Is the likeliest token all that anybody wants to know?
+  static bool all_greedy(std::span<const StepItem> items);
+  std::span<const SampledRow> greedy_rows();
+
   Runtime& runtime_;
+  Buffer<SampledRow> greedy_;
   Buffer<SampleRow> rows_;
   Buffer<int32_t> left_;
 };

@@ -283,4 +283,16 @@ Batch MicroBatch::view() const {
   return {.tokens = tokens_, .sequences = sequences_, .logit_rows = logit_rows_, .only_logits = only_logits_};
 }
 
+void forward_in_parts(const Model& model, Executor& executor, PipelineLeader* pipeline, const Batch& batch) {
+  if (pipeline != nullptr) pipeline->begin_step();
+  const auto rows = std::ssize(batch.tokens);
+  const int64_t parts = pipeline == nullptr || !batch.only_logits ? 1 : pipeline->micro_batches(rows);
+  if (parts == 1) return model.forward(executor, batch);
+  for (int64_t i = 0; i < parts; ++i) {
+    const MicroBatch part(batch, static_cast<int32_t>(rows * i / parts),
+                          static_cast<int32_t>(rows * (i + 1) / parts));
+    model.forward(executor, part.view());
+  }
+}
+
 }  // namespace millrace

@@ -59,6 +59,10 @@ class PipelineLeader final : public ForwardingExecutor {
   std::vector<std::byte> message_, part_;
 };
 
+// A whole step: over the stages of a pipeline in micro-batches, unless hidden states of all rows are asked
+// for. `pipeline`: the executor, or what it wraps, where layers are other ranks'; else null.
+void forward_in_parts(const Model& model, Executor& executor, PipelineLeader* pipeline, const Batch& batch);
+
 // What a stage other than the first does until rank 0 closes the model.
 void follow_stage(dist::Communicator& group, Backend& backend, Model& model);
 

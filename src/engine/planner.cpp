@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "engine/ranks_lost.h"
 
 namespace millrace {
 
@@ -91,6 +92,8 @@ bool Planner::plan(const sched::Rates& rates, Buffer<StepItem>& items) {
   const auto guarded = [&](Id id, const auto& body) {
     try {
       body();
+    } catch (const RanksLost&) {
+      throw;
     } catch (...) {
       delivery_.fail(id, std::current_exception());
     }
@@ -108,6 +111,30 @@ bool Planner::plan(const sched::Rates& rates, Buffer<StepItem>& items) {
     guarded(plan.work[work].id, [&] { collect(plan.work[work], items); });
   }
   return !plan.cancelled.empty() || !plan.expired.empty() || !plan.preempted.empty() || !plan.started.empty();
+}
+
+void Planner::plan_ends() {
+  const sched::Plan& plan = scheduler_.plan_ends(recorder_.now());
+  for (const Id id : plan.cancelled) delivery_.end(id, FinishReason::kCancelled);
+  for (const Id id : plan.expired) delivery_.end(id, FinishReason::kDeadline);
+}
+
+// A plan may have been carried out in part when the device was lost: what a sample holds decides, and the
+// scheduler is told.
+void Planner::forget_computed() {
+  for (Id id = 0; id < samples_.end(); ++id) {
+    if (!samples_.holds(id)) continue;
+    Sample& sample = samples_[id];
+    samples_.set_loaded(id);
+    const bool swapped = sample.blocks && sample.blocks.state() == kv::Sequence::State::kSwapped;
+    if (swapped && scheduler_.is_swapped(id)) continue;
+    sample.draft.blocks.reset();
+    scheduler_.start_over(id);
+    if (!sample.blocks && sample.prompt) continue;  // it has not started yet
+    ++sample.usage.preemptions;
+    Recorder::add(recorder_.preemptions_recompute, 1);
+    start_over(sample);
+  }
 }
 
 // Its blocks are given up; when it starts again, what is still remembered of them is found by name.

@@ -29,6 +29,10 @@ class Planner {
   void poll_loading();
   // Plans and carries it out; `items` is then the step. True when anything but the step came of it.
   bool plan(const sched::Rates& rates, Buffer<StepItem>& items);
+  // Ends who is cancelled or late, for a time in which nobody can step.
+  void plan_ends();
+  // The device has lost what it held: everybody starts over, but those who are swapped out.
+  void forget_computed();
   // For a plan that nothing came of: somebody wants to run and nobody can, so what it needs is not there at
   // all. Fails the first of them; false when there is none.
   bool fail_stuck();

@@ -89,9 +89,9 @@ std::vector<double> parse_rank_speeds(std::string_view name, const EngineOptions
   return speeds;
 }
 
-void check_ranks_agree(dist::Communicator& group, const io::Checkpoint& checkpoint, const ModelConfig& config,
-                       const EngineOptions& options, const Backend& backend) {
-  const dist::Claim claims[] = {
+std::vector<dist::Claim> rank_claims(const io::Checkpoint& checkpoint, const ModelConfig& config,
+                                     const EngineOptions& options, const Backend& backend) {
+  return {
       {"version of the program", MILLRACE_VERSION},
       {"model", checkpoint_identity(checkpoint, config)},
       {"--tensor-parallel", std::to_string(options.tensor_parallel)},
@@ -99,7 +99,20 @@ void check_ranks_agree(dist::Communicator& group, const io::Checkpoint& checkpoi
       {"--rank-speeds", options.rank_speeds},
       {"processor", same_bits_family(backend)},
   };
-  dist::check_agreement(group, claims);
+}
+
+std::vector<dist::Claim> with_options(std::vector<dist::Claim> claims, const EngineOptions& options) {
+  for (dist::Claim& claim : claims) {
+    if (claim.name == "--tensor-parallel") claim.value = std::to_string(options.tensor_parallel);
+    if (claim.name == "--pipeline-parallel") claim.value = std::to_string(options.pipeline_parallel);
+    if (claim.name == "--rank-speeds") claim.value = options.rank_speeds;
+  }
+  return claims;
+}
+
+void check_ranks_agree(dist::Communicator& group, const io::Checkpoint& checkpoint, const ModelConfig& config,
+                       const EngineOptions& options, const Backend& backend) {
+  dist::check_agreement(group, rank_claims(checkpoint, config, options, backend));
 }
 
 void follow_rank_zero(const EngineOptions& options, dist::Communicator& group) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "dist/communicator.h"
 #include "dist/shares.h"
@@ -30,6 +31,11 @@ void check_stages(const ModelConfig& config, const EngineOptions& options);
 // EngineOptions::rank_speeds as numbers, one per rank. Throws Error{kBadInput} under `name`.
 std::vector<double> parse_rank_speeds(std::string_view name, const EngineOptions& options);
 
+// What a rank has, of which all ranks have the same: program, model, options and kind of processor.
+std::vector<dist::Claim> rank_claims(const io::Checkpoint& checkpoint, const ModelConfig& config,
+                                     const EngineOptions& options, const Backend& backend);
+// The same claims of ranks that are started with other options.
+std::vector<dist::Claim> with_options(std::vector<dist::Claim> claims, const EngineOptions& options);
 // Throws Error{kBadInput}, with the ranks by name, unless all have the same program, model, options and kind
 // of processor.
 void check_ranks_agree(dist::Communicator& group, const io::Checkpoint& checkpoint, const ModelConfig& config,

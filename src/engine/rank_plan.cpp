@@ -1,6 +1,8 @@
 #include "engine/rank_plan.h"
 
+#include "base/error.h"
 #include "kernels/quant/kv_types.h"
+#include "model/feature_recorder.h"
 #include "model/weight_slice.h"
 #include "model/weight_source.h"
 
@@ -62,6 +64,19 @@ dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& confi
                               kv_head_bytes(kv_type, config.head_dim);
   }
   return plan;
+}
+
+bool can_share_rows(const io::Checkpoint& checkpoint, const ModelConfig& config) {
+  OpFeatures over_heads;  // of which a rank has some
+  over_heads.add(OpFeature::kNormWhole);
+  if ((needed_features(checkpoint, config) & over_heads).any()) return false;
+  try {
+    plan_ranks(checkpoint, config, DType::kBF16, {1.0, 1.0});
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    return false;
+  }
 }
 
 }  // namespace millrace

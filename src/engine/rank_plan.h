@@ -11,4 +11,7 @@ namespace millrace {
 dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type,
                       const std::vector<double>& speeds);
 
+// Can ranks share its rows? Else they can have whole layers each.
+bool can_share_rows(const io::Checkpoint& checkpoint, const ModelConfig& config);
+
 }  // namespace millrace

@@ -17,6 +17,9 @@
 #include "engine/pipeline_executor.h"
 #include "engine/pool_size.h"
 #include "engine/rank_group.h"
+#include "engine/rank_launcher.h"
+#include "engine/rank_plan.h"
+#include "engine/remote_executor.h"
 #include "engine/weight_types.h"
 #include "io/printable.h"
 #include "kernels/quant/codec.h"
@@ -42,6 +45,13 @@ namespace {
               checkpoint.path());
 }
 
+// Of the process that ranks are started by: it computes nothing but tokens from logits.
+EngineOptions front_options(EngineOptions options) {
+  if (options.device == "auto") options.device = "cpu";
+  options.threads = 1;
+  return options;
+}
+
 }  // namespace
 
 std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetup setup) {
@@ -58,13 +68,32 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   MILLRACE_CHECK(setup.adapter < std::ssize(adapters));
   r->own_adapter_ = setup.adapter;
   RankShare ranks;
-  if (ranks_of(options) > 1 || setup.group != nullptr) {
+  const bool outside = ranks_of(options) > 1 && !options.launcher.empty();
+  if (outside) {
+    check_stages(config, options);
+    if (options.pipeline_parallel == 1 && !can_share_rows(r->checkpoint_, config)) {  // before they start
+      throw_error(ErrorCode::kUnsupported, "{}: {} is not to be shared by rows, expected --pipeline-parallel",
+                  options.model, config.architecture);
+    }
+    // Memory is planned for the whole where all ranks are here, else for the first one's part.
+    if (!ranks_are_here(options)) {
+      r->shares_ = shares_of(options, 0);
+      ranks = {nullptr, &*r->shares_};
+    }
+  } else if (ranks_of(options) > 1 || setup.group != nullptr) {
     check_stages(config, options);
     r->group_ = setup.group != nullptr ? setup.group : job_group(options);
     r->shares_ = shares_of(options, r->group_->rank());
     ranks = {r->shares_->stages() > 1 ? nullptr : r->group_.get(), &*r->shares_};
   }
-  ChosenBackend chosen = open_backend(r->checkpoint_, config, options, setup, ranks);
+  ChosenBackend chosen =
+      open_backend(r->checkpoint_, config, outside ? front_options(options) : options, setup, ranks);
+  if (outside) {
+    std::vector<dist::Claim> claims = rank_claims(r->checkpoint_, config, options, *chosen.backend);
+    r->front_ = std::make_unique<RankFront>(
+        options, [claims](const EngineOptions& o) { return with_options(claims, o); }, setup.wake);
+    chosen.backend = make_remote_backend(std::move(chosen.backend), *r->front_, ranks_of(options));
+  }
   if (r->group_ != nullptr) check_ranks_agree(*r->group_, r->checkpoint_, config, options, *chosen.backend);
   r->backend_ = std::move(chosen.backend);
   r->device_note_ = std::move(chosen.note);
@@ -81,6 +110,7 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
     std::string& note = r->weight_types_.note;
     note = r->model_->unpacked() + (note.empty() ? "" : "; " + note);
   }
+  if (r->front_) r->front_->start();
   r->make_executor(setup);
   r->make_cache(config, options, setup);
   if (options.lock) lock_memory();
@@ -130,6 +160,7 @@ void Runtime::make_executor(const RuntimeSetup& setup) {
     pipeline_ = dynamic_cast<PipelineLeader*>(executor_.get());
   } else {
     executor_ = backend_->make_executor(spec_);
+    remote_ = dynamic_cast<RemoteExecutor*>(executor_.get());
   }
   if (setup.wrap_executor) executor_ = setup.wrap_executor(std::move(executor_));
   // A step with more drafts than any before it is no reason to allocate.
@@ -178,6 +209,8 @@ void Runtime::make_cache(const ModelConfig& config, const EngineOptions& options
   store_ = std::make_unique<ExecutorStore>(*executor_);
   cache_ = std::make_unique<kv::Cache>(std::move(cache), *store_);
 }
+
+void Runtime::attach_ranks() { remote_->attach(); }
 
 std::shared_ptr<const Tokenizer> Runtime::shared_tokenizer() const {
   if (!tokenizer_) throw Error(ErrorCode::kBadInput, tokenizer_error_);
@@ -253,24 +286,12 @@ void Runtime::compute(std::span<const Slice> slices) {
   MILLRACE_CHECK(logit_rows_.size() <= static_cast<size_t>(spec_.max_logit_rows));
   const bool hidden =
       std::any_of(slices.begin(), slices.end(), [](const Slice& slice) { return slice.hidden; });
-  run_batch({.tokens = tokens_,
-             .sequences = batch_,
-             .logit_rows = logit_rows_,
-             .sampled_rows = sampled_rows_,
-             .only_logits = !hidden});
-}
-
-// Over the stages of a pipeline in micro-batches, unless hidden states of all rows are asked for.
-void Runtime::run_batch(const Batch& batch) {
-  if (pipeline_ != nullptr) pipeline_->begin_step();
-  const auto rows = std::ssize(batch.tokens);
-  const int64_t parts = pipeline_ == nullptr || !batch.only_logits ? 1 : pipeline_->micro_batches(rows);
-  if (parts == 1) return stepping_->forward(*executor_, batch);
-  for (int64_t i = 0; i < parts; ++i) {
-    const MicroBatch part(batch, static_cast<int32_t>(rows * i / parts),
-                          static_cast<int32_t>(rows * (i + 1) / parts));
-    stepping_->forward(*executor_, part.view());
-  }
+  forward_in_parts(*stepping_, *executor_, pipeline_,
+                   {.tokens = tokens_,
+                    .sequences = batch_,
+                    .logit_rows = logit_rows_,
+                    .sampled_rows = sampled_rows_,
+                    .only_logits = !hidden});
 }
 
 std::span<const float> Runtime::forward(std::span<const Slice> slices) {

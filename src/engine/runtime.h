@@ -14,6 +14,7 @@
 #include "base/buffer_pool.h"
 #include "dist/shares.h"
 #include "engine/executor_store.h"
+#include "engine/rank_front.h"
 #include "engine/runtime_setup.h"
 #include "io/checkpoint.h"
 #include "jinja/chat_template.h"
@@ -25,6 +26,7 @@
 namespace millrace {
 
 class PipelineLeader;
+class RemoteExecutor;
 
 // Some tokens of one sequence whose blocks are reserved: a row of the engine's own steps.
 struct Slice {
@@ -81,6 +83,12 @@ class Runtime {
   kv::Sequence make_sequence();
   kv::Cache& cache() { return *cache_; }
   Executor& executor() { return *executor_; }
+  // Do greedy_tokens() of the executor spare what its logits() would move? Ranks have parts of the
+  // vocabulary.
+  bool spares_logits() const { return (group_ != nullptr && pipeline_ == nullptr) || remote_ != nullptr; }
+  RankFront* front() const { return front_.get(); }  // of ranks that this process started; else null
+  // When those of a new group are there: they have no blocks yet. Throws RanksLost.
+  void attach_ranks();
 
   // From the next step on the CPU computes, with pools of the same size and nothing in them: every sequence
   // is to be given up and everything remembered forgotten before that step. What the lost device had is not
@@ -132,7 +140,6 @@ class Runtime {
   void make_executor(const RuntimeSetup& setup);
   void make_cache(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup);
   void compute(std::span<const Slice> slices);
-  void run_batch(const Batch& batch);
   void compute_inputs(std::span<const StepInput> inputs);
   void advance(std::span<const StepInput> inputs);
   std::span<const float> checked_logits();
@@ -141,6 +148,7 @@ class Runtime {
   io::Checkpoint checkpoint_;                  // first: everything below points into its mapping
   std::shared_ptr<dist::Communicator> group_;  // the ranks that share the model, and this one's part; or none
   std::optional<dist::Shares> shares_;
+  std::unique_ptr<RankFront> front_;  // the ranks that compute in this process's stead, or none
   std::unique_ptr<Backend> backend_;
   std::string device_note_;
   std::unique_ptr<Model> model_;
@@ -150,6 +158,7 @@ class Runtime {
   ExecutorSpec spec_;
   std::unique_ptr<Executor> lost_executor_, executor_;
   PipelineLeader* pipeline_ = nullptr;  // the same, or what it wraps, where layers are other ranks'
+  RemoteExecutor* remote_ = nullptr;    // the same, where all of the model is
   std::unique_ptr<ExecutorStore> store_;
   std::unique_ptr<kv::Cache> cache_;
   std::shared_ptr<const Tokenizer> tokenizer_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/topology.h"
 #include "dist/communicator.h"
 #include "kv/cache.h"
 #include "model/model.h"
@@ -44,6 +45,10 @@ struct RuntimeSetup {
   // The ranks that share the model, instead of the processes of mpirun's job: EngineOptions::tensor_parallel
   // of them, of which this is rank 0. The others follow_rank_zero (rank_group.h).
   std::shared_ptr<dist::Communicator> group = {};
+
+  Topology topology = {};  // the memory nodes that a CPU's threads run on; empty: all of them
+  // Called, from another thread, when ranks that the runtime started are lost or there again.
+  std::function<void()> wake = [] {};
 
   bool shared() const { return sequences == kShared; }
 };

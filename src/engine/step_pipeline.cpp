@@ -1,6 +1,7 @@
 #include "engine/step_pipeline.h"
 
 #include "base/check.h"
+#include "engine/ranks_lost.h"
 
 namespace millrace {
 
@@ -35,7 +36,8 @@ void StepPipeline::run_step_ahead(Buffer<StepItem>& items) {
 
 // Whose fault it was shows when each runs alone. Nothing has advanced: computing it again is harmless.
 void StepPipeline::retry(std::span<StepItem> items, const std::exception_ptr& error) {
-  ahead_.forget();  // it stands on tokens that nobody got
+  ahead_.forget();                                          // it stands on tokens that nobody got
+  if (RanksLost::is(error)) std::rethrow_exception(error);  // nobody's fault here: the loop knows what to do
   if (items.size() == 1 || DeviceLoss::is_of_device(error)) {
     for (const StepItem& item : items) delivery_.fail(item.id, error);
     return;

@@ -58,8 +58,8 @@ struct Harness {
   }
 
   size_t submit(const Request& request) {
-    std::shared_ptr<Job> job =
-        make_job(*runtime, runtime->cache(), nullptr, request, options.max_running, next_id++, inbox);
+    std::shared_ptr<Job> job = make_job(*runtime, runtime->cache(), nullptr, request, options.max_running,
+                                        next_id++, [&](const kv::Prompt&) { return inbox; });
     streams.emplace_back(job->events);
     answers.emplace_back(static_cast<size_t>(request.samples));
     inbox->jobs.push_back(std::move(job));

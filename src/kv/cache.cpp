@@ -140,6 +140,7 @@ BlockCounts Cache::blocks_of_its_own(const Sequence& sequence) const {
   return impl_->blocks_of_its_own(*sequence.s_);
 }
 int32_t Cache::evict(int group, int32_t count) { return impl_->evict(group, count); }
+void Cache::forget_main() { impl_->forget_main(); }
 void Cache::poll() { impl_->poll(); }
 void Cache::wait(std::chrono::milliseconds at_most) { impl_->wait(at_most); }
 void Cache::flush() { impl_->flush(); }

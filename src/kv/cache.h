@@ -230,6 +230,10 @@ class Cache {
   // many. reserve does this by itself.
   int32_t evict(int group, int32_t count);
 
+  // What the main pool held is gone: its memory was lost, and is new. What is remembered in RAM and on disk
+  // stays. No sequence may hold a block of the pool. Waits for reads that are under way.
+  void forget_main();
+
   // Once per step: takes in finished reads and writes, hands new blocks to the writer. Never waits.
   void poll();
   // Waits until a read or write has finished or the time is over, then polls. For an engine with nothing to

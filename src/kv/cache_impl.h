@@ -88,6 +88,7 @@ class Cache::Impl {
   SwapCost swap_cost(const Sequence::Rep& s) const;
   BlockCounts blocks_to_swap_in(const Sequence::Rep& s) const;
   int32_t evict(int group, int32_t count);
+  void forget_main();
   void poll();
   void wait(std::chrono::milliseconds at_most);
   void flush();
@@ -183,6 +184,7 @@ class Cache::Impl {
   void drop_file(int32_t node, int group, bool remove);
   void finish_write(const DiskTier::Done& done);
   void finish_read(const DiskTier::Done& done);
+  void take_done();
   void feed_writer();
   void turn_disk_off();
 

@@ -115,6 +115,27 @@ TEST(Cache, PromptAgainIsAHitThatLeavesOneToken) {
   EXPECT_EQ(rig.cache.stats().main.hit_tokens, 15u + 16 + 32 + 63 + 64);
 }
 
+TEST(Cache, APoolThatIsLostIsForgottenAndRamIsNot) {
+  Rig rig({full(8), window(16, 8)}, {.ram_bytes = size_t{1} << 20});
+  TestStream evicted = rig.attach(counting(0, 33));
+  ASSERT_TRUE(rig.run(evicted));
+  evicted.sequence.reset();
+  rig.cache.evict(0, 8);
+  rig.cache.evict(1, 8);
+  TestStream lost = rig.attach(counting(5000, 33));
+  ASSERT_TRUE(rig.run(lost));
+  lost.sequence.reset();
+  rig.cache.forget_main();
+  rig.cache.check_invariants();
+  EXPECT_EQ(rig.cache.available(0), 8);
+  EXPECT_EQ(rig.cache.stats().groups[0].cached, 0);
+  TestStream from_ram = rig.attach(counting(0, 33));
+  EXPECT_EQ(from_ram.sequence.cached_tokens(), 32);
+  ASSERT_TRUE(rig.run(from_ram));
+  from_ram.sequence.reset();
+  EXPECT_EQ(rig.attach(counting(5000, 33)).sequence.cached_tokens(), 0);
+}
+
 TEST(Cache, PromptAgainIsAHitWithWindowsToo) {
   Rig rig({full(100), window(40, 100)});
   for (int32_t length = 100; length < 140; ++length) {

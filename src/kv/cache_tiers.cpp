@@ -76,6 +76,23 @@ int32_t Cache::Impl::evict(int group, int32_t count) {
   return evicted;
 }
 
+void Cache::Impl::forget_main() {
+  while (disk_ != nullptr && reads_pending_ > 0) {
+    disk_->wait(std::chrono::milliseconds(100));
+    take_done();
+  }
+  for (int g = 0; g < num_groups(); ++g) {
+    Pool& pool = pools_[g];
+    for (int32_t block = 0; block < std::ssize(pool.blocks); ++block) {
+      MILLRACE_CHECK(pool.blocks[block].refs == 0);
+      if (pool.blocks[block].node == kNoNode) continue;
+      pool.evictor.remove(block);
+      unname(g, block);
+      pool.free.push_back(block);
+    }
+  }
+}
+
 // ---------------------------------------------------------------- the RAM tier
 
 bool Cache::Impl::make_ram_space(size_t bytes) {
@@ -442,13 +459,17 @@ void Cache::Impl::turn_disk_off() {
   }
 }
 
-void Cache::Impl::poll() {
-  if (disk_ == nullptr) return;
+void Cache::Impl::take_done() {
   done_.clear();
   disk_->take(done_);
   for (const DiskTier::Done& done : done_) done.is_write ? finish_write(done) : finish_read(done);
   done_.clear();
   if (!disk_off_ && !disk_->on()) turn_disk_off();
+}
+
+void Cache::Impl::poll() {
+  if (disk_ == nullptr) return;
+  take_done();
   feed_writer();
 }
 

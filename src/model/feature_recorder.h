@@ -6,6 +6,8 @@
 #include <unordered_set>
 
 #include "backend/backend.h"
+#include "io/checkpoint.h"
+#include "model/config.h"
 
 namespace millrace {
 
@@ -46,5 +48,8 @@ class FeatureRecorder final : public Executor {
   OpFeatures features_;
   std::unordered_set<const Weight*> products_;
 };
+
+// What a model's operations ask for.
+OpFeatures needed_features(const io::Checkpoint& checkpoint, const ModelConfig& config);
 
 }  // namespace millrace

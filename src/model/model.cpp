@@ -84,9 +84,9 @@ void run_model(Executor& executor, const Architecture& architecture, const Model
   }
 }
 
-// Refuses, before anything is loaded, a model with operations that the device does not do.
-void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
-                    bool adapters) {
+}  // namespace
+
+OpFeatures needed_features(const io::Checkpoint& checkpoint, const ModelConfig& config) {
   WeightSource source(checkpoint, config, /*gather=*/false);
   ModelWeights named;
   for_each_weight(source, config, nullptr, named,
@@ -94,7 +94,15 @@ void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config,
                      WeightPtr& to) { to = std::make_unique<Weight>(); });
   FeatureRecorder recorder;
   run_model(recorder, architecture_of(config), named, config, {0, config.layers});
-  OpFeatures needed = recorder.features();
+  return recorder.features();
+}
+
+namespace {
+
+// Refuses, before anything is loaded, a model with operations that the device does not do.
+void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
+                    bool adapters) {
+  OpFeatures needed = needed_features(checkpoint, config);
   needed.add(OpFeature::kAdapters, adapters);
   const OpFeatures missing = needed & backend.lacks();
   if (missing.any()) {

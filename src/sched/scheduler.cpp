@@ -168,6 +168,20 @@ void Scheduler::not_swapped(Id id) {
   --swapped_count_;
 }
 
+void Scheduler::start_over(Id id) {
+  Entry& e = entries_[id];
+  MILLRACE_CHECK(e.state != State::kNone);
+  e.computed = e.drafts = 0;
+  if (e.state == State::kWaiting) {
+    if (e.swapped) --swapped_count_;
+    e.swapped = false;
+    return;
+  }
+  running_.erase(std::find(running_.begin(), running_.end(), id));
+  slots_ -= e.samples;
+  push_waiting(id);
+}
+
 double Scheduler::next_deadline() const {
   // A stale item on top only makes the caller look once more than needed.
   return due_.empty() ? kNever : due_.front().time;
@@ -192,19 +206,20 @@ void Scheduler::give(const Counts& freed) {
 
 // ---------------------------------------------------------------- one plan
 
-const Plan& Scheduler::plan(double now, const Memory& memory, const Rates& rates) {
+void Scheduler::clear_plan() {
   plan_.cancelled.clear();
   plan_.expired.clear();
   plan_.preempted.clear();
   plan_.started.clear();
   plan_.work.clear();
-  for (int g = 0; g < limits_.groups; ++g) left_[g] = memory.available(g);
-  rows_left_ = limits_.step_tokens;
-  logits_left_ = limits_.logit_rows;
+}
 
+// `memory` gets back what they held; null: nobody holds anything.
+void Scheduler::end_those_due(double now, const Memory* memory) {
   const auto end = [&](Id id, std::vector<Id>& list) {
     const Entry& e = entries_[id];
-    if (e.state == State::kRunning || e.state == State::kLoading) give(memory.freed_by(id));
+    const bool holds = e.state == State::kRunning || e.state == State::kLoading;
+    if (holds && memory != nullptr) give(memory->freed_by(id));
     forget(id);
     list.push_back(id);
   };
@@ -216,7 +231,23 @@ const Plan& Scheduler::plan(double now, const Memory& memory, const Rates& rates
     due_.pop_back();
     if (entries_[due.id].life == due.life) end(due.id, plan_.expired);
   }
+}
 
+const Plan& Scheduler::plan_ends(double now) {
+  clear_plan();
+  plan_.started_work = 0;
+  plan_.rows = 0;
+  end_those_due(now, nullptr);
+  return plan_;
+}
+
+const Plan& Scheduler::plan(double now, const Memory& memory, const Rates& rates) {
+  clear_plan();
+  for (int g = 0; g < limits_.groups; ++g) left_[g] = memory.available(g);
+  rows_left_ = limits_.step_tokens;
+  logits_left_ = limits_.logit_rows;
+
+  end_those_due(now, &memory);
   plan_running(memory, rates);
   const bool others_wait = !plan_.work.empty();
   plan_drafts(memory);

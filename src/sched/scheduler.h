@@ -113,8 +113,13 @@ class Scheduler {
   // for the rest.
   void stands_at(Id id, int32_t computed, bool loading);
   void not_swapped(Id id);  // the swap of the last plan failed: it is computed again
+  // What was computed of it is lost: it waits, and starts from nothing.
+  void start_over(Id id);
+  bool is_swapped(Id id) const { return entries_[static_cast<size_t>(id)].swapped; }
 
   const Plan& plan(double now, const Memory& memory, const Rates& rates);
+  // Who was cancelled and whose deadline is over, and nothing else: for a time in which nobody can step.
+  const Plan& plan_ends(double now);
 
   const std::vector<Id>& running_ids() const { return running_; }  // in order of service
   Id first_waiting();                                              // -1: nobody waits
@@ -157,6 +162,8 @@ class Scheduler {
   void push_waiting(Id id);
   void drop_stale();
   void forget(Id id);
+  void clear_plan();
+  void end_those_due(double now, const Memory* memory);
   bool fits(const Counts& need, int32_t headroom) const;
   void take(const Counts& need);
   void give(const Counts& freed);

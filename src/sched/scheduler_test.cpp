@@ -329,6 +329,29 @@ TEST(Scheduler, RandomLoadsAlwaysEnd) {
   }
 }
 
+// What was computed is lost: everybody waits, nobody holds a block, and who is cancelled or late ends
+// meanwhile.
+TEST(Scheduler, StartsOverAfterALoss) {
+  Fixture f({.groups = 1, .step_tokens = 64, .logit_rows = 64, .max_running = 4}, /*blocks=*/100);
+  for (Id id = 0; id < 3; ++id) f.add(id, 20);
+  f.step();
+  f.step();
+  ASSERT_EQ(f.scheduler.running(), 3);
+  for (Id id = 0; id < 3; ++id) {
+    f.scheduler.start_over(id);
+    f.memory.sequences[id].tokens = 0;
+    f.memory.sequences[id].running = false;
+  }
+  EXPECT_EQ(f.scheduler.running(), 0);
+  EXPECT_EQ(f.scheduler.waiting(), 3);
+  f.scheduler.cancel(1);
+  EXPECT_EQ(f.scheduler.plan_ends(1.0).cancelled, std::vector<Id>{1});
+  EXPECT_EQ(f.scheduler.waiting(), 2);
+  const Plan plan = f.step(2.0);
+  EXPECT_EQ(plan.started.size(), 2u);
+  for (const Work& work : plan.work) EXPECT_GT(work.tokens, 1) << "from its first token on";
+}
+
 // What a plan asks of memory grows with what runs, not with what waits.
 TEST(Scheduler, APlanCostsNothingForThoseWhoWait) {
   const auto calls_with = [](int32_t waiting) {

@@ -1,8 +1,8 @@
-#include "stats_sum.h"
+#include "engine/stats_sum.h"
 
 #include <algorithm>
 
-namespace millrace::server {
+namespace millrace {
 namespace {
 
 void add_histogram(Histogram& sum, const Histogram& one) {
@@ -51,6 +51,7 @@ void add_stats(EngineStats& sum, const EngineStats& one) {
                                                      &EngineStats::step_time};
   for (const auto field : kHistograms) add_histogram(sum.*field, one.*field);
   if (one.memory.reserved > 0) sum.memory = one.memory;
+  sum.rank_groups.insert(sum.rank_groups.end(), one.rank_groups.begin(), one.rank_groups.end());
 }
 
 EngineStats counters_of(const EngineStats& stats) {
@@ -61,7 +62,8 @@ EngineStats counters_of(const EngineStats& stats) {
   left.ram_bytes = left.disk_bytes = 0;
   left.uptime_s = left.generated_tok_s = left.computed_tok_s = 0;
   left.memory = {};
+  left.rank_groups.clear();
   return left;
 }
 
-}  // namespace millrace::server
+}  // namespace millrace

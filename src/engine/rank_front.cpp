@@ -1,0 +1,377 @@
+#include "engine/rank_front.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "base/error.h"
+#include "engine/rank_group.h"
+#include "engine/ranks_lost.h"
+
+namespace millrace {
+namespace {
+
+constexpr double kJoinSeconds = 60;     // from launching to the last hello; a rank loads after it
+constexpr double kHelloSeconds = 5;     // for a connection to say who it is
+constexpr size_t kMostNewcomers = 64;   // of connections that have not
+constexpr int kTickMs = 100;            // how often what makes no noise is looked at
+constexpr double kOrderlyEnd = 5;       // seconds for ranks to end when they are told to
+constexpr double kLastWords = 2.0;      // seconds for what a rank that has gone had to say, and for mpirun
+constexpr double kLongestPause = 10.0;  // seconds between two attempts
+
+double since(std::chrono::steady_clock::time_point time) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - time).count();
+}
+
+std::string name_of(const dist::Hello& hello) {
+  return fmt::format("rank {} (process {} on {})", hello.rank, hello.pid, hello.host);
+}
+
+}  // namespace
+
+RankFront::RankFront(EngineOptions options, Claims claims, std::function<void()> wake)
+    : options_(std::move(options)), claims_(std::move(claims)), wake_(std::move(wake)) {
+  uint16_t port = 0;
+  listener_ = dist::listen_on(options_.front_address, port);
+  address_ = fmt::format("{}:{}", options_.front_address, port);
+  thread_ = std::thread([this] { run(); });
+}
+
+RankFront::~RankFront() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    if (data_) data_->shut_down();  // rank 0 ends, and tells the others
+  }
+  news_.notify_all();
+  thread_.join();
+}
+
+// ---------------------------------------------------------------- the engine's side
+
+void RankFront::start() {
+  std::unique_lock lock(mutex_);
+  ordered_ = true;
+  news_.notify_all();
+  news_.wait(lock,
+             [&] { return state_ == State::kUp || state_ == State::kFailed || state_ == State::kLost; });
+  if (state_ != State::kUp) throw_error(ErrorCode::kBadInput, "{}", why_);
+}
+
+bool RankFront::up() const {
+  const std::lock_guard lock(mutex_);
+  return state_ == State::kUp;
+}
+
+std::string RankFront::loss() const {
+  const std::lock_guard lock(mutex_);
+  return why_;
+}
+
+void RankFront::form_again() {
+  const std::lock_guard lock(mutex_);
+  ordered_ = true;
+  news_.notify_all();
+}
+
+void RankFront::send(const RankMessage& message, std::span<const std::byte> bytes) {
+  std::shared_ptr<dist::Socket> data;
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ == State::kUp) data = data_;
+  }
+  if (!data || !data->send(std::as_bytes(std::span(&message, 1))) || !data->send(bytes)) throw_lost();
+}
+
+void RankFront::recv(std::span<std::byte> bytes) {
+  std::shared_ptr<dist::Socket> data;
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ == State::kUp) data = data_;
+  }
+  if (!data || !data->recv(bytes)) throw_lost();
+}
+
+// The connection has ended; whoever watches the ranks knows which of them it was, or will in a moment.
+void RankFront::throw_lost() {
+  std::unique_lock lock(mutex_);
+  news_.wait_for(lock, std::chrono::duration<double>(kSilence), [&] { return state_ != State::kUp; });
+  if (state_ == State::kUp) {  // rank 0 alone has closed it
+    why_ = "rank 0 has ended its connection";
+    state_ = State::kLost;
+  }
+  throw RanksLost(why_);
+}
+
+RankGroupStats RankFront::stats() const {
+  const std::lock_guard lock(mutex_);
+  RankGroupStats stats;
+  stats.wanted = ranks_of(options_);
+  stats.up = state_ == State::kUp;
+  stats.last_loss = why_;
+  stats.restarts = restarts_;
+  if (!stats.up) return stats;
+  for (const Rank& rank : ranks_) {
+    RankStats& to = stats.ranks.emplace_back();
+    to.rank = rank.hello.rank;
+    to.host = rank.hello.host;
+    to.pid = rank.hello.pid;
+    to.heard_s = since(rank.heard);
+    to.waiting_s = rank.beat.waiting_s;
+    to.exchanges = rank.beat.calls;
+    to.sent.assign(rank.beat.sent.begin(), rank.beat.sent.begin() + std::ssize(ranks_));
+    to.received.assign(rank.beat.received.begin(), rank.beat.received.begin() + std::ssize(ranks_));
+  }
+  return stats;
+}
+
+// ---------------------------------------------------------------- its own thread
+
+void RankFront::tell(State state, const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    state_ = state;
+    if (!why.empty()) why_ = why;
+    if (state != State::kUp && data_) data_->shut_down();  // wakes an engine that waits for an answer
+  }
+  news_.notify_all();
+  if (state == State::kUp || state == State::kLost) wake_();
+}
+
+void RankFront::run() {
+  bool first = true;
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      news_.wait(lock, [&] { return ordered_ || stopping_; });
+      if (stopping_) break;
+      ordered_ = false;
+    }
+    for (attempts_ = 0;; ++attempts_) {
+      tell(State::kForming, "");
+      std::string why;
+      try {
+        why = form(next_set());
+      } catch (const Error& error) {
+        why = error.what();
+      }
+      if (why.empty()) break;
+      end_group(kLastWords);
+      if (first) return tell(State::kFailed, why);
+      fmt::print(stderr, "millrace: the ranks could not be started anew: {}\n", why);
+      std::unique_lock lock(mutex_);
+      why_ = why;
+      const double pause = std::min(kLongestPause, 0.5 * static_cast<double>(1 << std::min(attempts_, 8)));
+      news_.wait_for(lock, std::chrono::duration<double>(pause), [&] { return stopping_; });
+      if (stopping_) return;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopping_) break;
+      restarts_ += first ? 0 : 1;
+    }
+    if (!first) fmt::print(stderr, "millrace: {} ranks were started anew\n", ranks_of(set_.options));
+    first = false;
+    tell(State::kUp, "");
+    const std::string why = watch();
+    if (why.empty()) break;  // stopping
+    fmt::print(stderr, "millrace: {}\n", why);
+    tell(State::kLost, why);
+    end_group(gone_ ? kLastWords : 0);
+  }
+  end_group(kOrderlyEnd);
+}
+
+// All ranks first; when they do not come, and fewer will do, those without the lost one; and so in turn.
+RankSet RankFront::next_set() {
+  const int ranks = ranks_of(options_);
+  const bool fewer = options_.shrink && attempts_ % 2 == 1;
+  return rank_set(options_, !fewer ? -1 : lost_rank_ >= 0 ? lost_rank_ : ranks - 1);
+}
+
+// Empty: every rank is there. Else why not.
+std::string RankFront::form(const RankSet& set) {
+  set_ = set;
+  key_ = dist::make_key();
+  wanted_ = claims_(set.options);
+  refusal_.clear();
+  newcomers_.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    ranks_.clear();
+    ranks_.resize(static_cast<size_t>(ranks_of(set.options)));
+    data_.reset();
+  }
+  const auto begin = Clock::now();
+  launched_ = Launched(launch_command(set, address_), key_);
+  for (;;) {
+    listen_for(kTickMs);
+    if (!refusal_.empty()) return refusal_;
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return "the server is shutting down";
+    if (all_joined()) return {};
+    const std::string found = fault();
+    if (!found.empty()) return found;
+    if (const auto end = launched_.ended()) return fmt::format("the ranks' launcher {}", *end);
+    if (since(begin) > kJoinSeconds) {
+      const auto there =
+          std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& r) { return !!r.socket; });
+      return fmt::format("{} of {} ranks came within {} s", there, ranks_.size(), kJoinSeconds);
+    }
+  }
+}
+
+bool RankFront::all_joined() const {
+  return data_ && std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !!rank.socket; });
+}
+
+// Why the group is lost; empty when the front is to end.
+std::string RankFront::watch() {
+  for (;;) {
+    listen_for(kTickMs);
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return {};
+    if (state_ == State::kLost) return why_;  // the engine saw it first
+    std::string why = fault();
+    if (why.empty()) {
+      if (const auto end = launched_.ended()) why = fmt::format("the ranks' launcher {}", *end);
+    }
+    if (why.empty()) continue;
+    lost_rank_ = -1;
+    gone_ = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.socket; });
+    for (const Rank& rank : ranks_) {
+      if (!rank.socket || since(rank.heard) > kSilence) lost_rank_ = rank.hello.rank;
+      if (lost_rank_ >= 0) break;
+    }
+    // Of a group that had one rank fewer, the numbers are not those of the options.
+    if (static_cast<int>(ranks_.size()) != ranks_of(options_)) lost_rank_ = -1;
+    return why;
+  }
+}
+
+// What the connections say, under the lock.
+std::string RankFront::fault() const {
+  bool all_wait = !ranks_.empty();
+  for (const Rank& rank : ranks_) {
+    if (!rank.socket) {
+      if (rank.hello.pid != 0) return fmt::format("{} has gone", name_of(rank.hello));
+      all_wait = false;  // it has not come yet
+      continue;
+    }
+    const double silent = since(rank.heard);
+    if (silent > kSilence)
+      return fmt::format("{} was not heard of for {:.1f} s", name_of(rank.hello), silent);
+    all_wait = all_wait && rank.beat.waiting_s > kSilence;
+  }
+  return all_wait ? "a link between ranks is down: all of them wait for one another" : "";
+}
+
+void RankFront::end_group(double patience_s) {
+  if (patience_s > 0) launched_.end(patience_s);  // rank 0 was told; beats may still come
+  {
+    const std::lock_guard lock(mutex_);
+    if (data_) data_->shut_down();
+    for (Rank& rank : ranks_) rank.socket.close();  // a rank that reads this end ends too
+  }
+  newcomers_.clear();
+  launched_.end(0);
+}
+
+// Takes in what has come: connections, hellos and beats.
+void RankFront::listen_for(int timeout_ms) {
+  std::vector<pollfd> waits{{.fd = listener_.fd(), .events = POLLIN, .revents = 0}};
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Rank& rank : ranks_) {
+      if (rank.socket) waits.push_back({.fd = rank.socket.fd(), .events = POLLIN, .revents = 0});
+    }
+  }
+  for (const Newcomer& n : newcomers_) waits.push_back({.fd = n.socket.fd(), .events = POLLIN, .revents = 0});
+  if (::poll(waits.data(), waits.size(), timeout_ms) <= 0) return;
+  const auto ready = [&](const dist::Socket& socket) {
+    return socket && std::any_of(waits.begin(), waits.end(), [&](const pollfd& wait) {
+             return wait.fd == socket.fd() && wait.revents != 0;
+           });
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    for (Rank& rank : ranks_) {
+      if (ready(rank.socket)) read_beats(rank);
+    }
+  }
+  for (Newcomer& newcomer : newcomers_) {
+    if (ready(newcomer.socket)) read_newcomer(newcomer);
+  }
+  std::erase_if(newcomers_, [](const Newcomer& n) { return !n.socket || since(n.since) > kHelloSeconds; });
+  if (waits.front().revents == 0) return;
+  dist::Socket socket = dist::accept_from(listener_);
+  if (socket && newcomers_.size() < kMostNewcomers)
+    newcomers_.push_back({std::move(socket), {}, Clock::now()});
+}
+
+void RankFront::read_newcomer(Newcomer& newcomer) {
+  const auto bytes = newcomer.socket.take(dist::kMaxHello);
+  if (!bytes) return newcomer.socket.close();
+  for (const std::byte byte : *bytes) newcomer.line += static_cast<char>(byte);
+  if (newcomer.line.size() > dist::kMaxHello) return newcomer.socket.close();
+  const size_t end = newcomer.line.find('\n');
+  if (end == std::string::npos) return;
+  // A rank says nothing more until it is answered; whoever has no key gets no answer.
+  const std::optional<dist::Hello> hello = dist::hello_of(std::string_view(newcomer.line).substr(0, end));
+  if (!hello || end + 1 != newcomer.line.size() || !dist::same_key(hello->key, key_)) {
+    return newcomer.socket.close();
+  }
+  const std::string refusal = join(newcomer, *hello);
+  if (refusal.empty()) return;
+  newcomer.socket.send_line(refusal);
+  newcomer.socket.close();
+  if (refusal_.empty()) refusal_ = refusal;
+}
+
+// Empty: it is one of the group now. Else why not.
+std::string RankFront::join(Newcomer& newcomer, dist::Hello hello) {
+  const std::lock_guard lock(mutex_);
+  const auto count = std::ssize(ranks_);
+  if (hello.rank < 0 || hello.rank >= count || hello.ranks != count) {
+    return fmt::format("the launcher made {} rank {} of {}, expected {} ranks", hello.pid, hello.rank,
+                       hello.ranks, count);
+  }
+  if (hello.data) {
+    if (hello.rank != 0 || data_) return fmt::format("{} is not the first to serve", name_of(hello));
+    if (!newcomer.socket.send_line("")) return fmt::format("{} has gone", name_of(hello));
+    data_ = std::make_shared<dist::Socket>(std::move(newcomer.socket));
+    return {};
+  }
+  Rank& rank = ranks_[static_cast<size_t>(hello.rank)];
+  if (rank.socket) return fmt::format("{} was there already", name_of(hello));
+  for (const dist::Claim& claim : wanted_) {
+    const auto same = std::find_if(hello.claims.begin(), hello.claims.end(),
+                                   [&](const dist::Claim& c) { return c.name == claim.name; });
+    const std::string has = same == hello.claims.end() ? "none" : same->value;
+    if (has == claim.value) continue;
+    return fmt::format("{}: {} has '{}', the front has '{}'", claim.name, name_of(hello), has, claim.value);
+  }
+  if (!newcomer.socket.send_line("")) return fmt::format("{} has gone", name_of(hello));
+  rank.hello = std::move(hello);
+  rank.hello.key.clear();
+  rank.heard = Clock::now();
+  rank.socket = std::move(newcomer.socket);
+  return {};
+}
+
+void RankFront::read_beats(Rank& rank) {
+  const auto bytes = rank.socket.take(16 * sizeof(dist::Beat));
+  if (!bytes) return rank.socket.close();
+  if (bytes->empty()) return;
+  rank.heard = Clock::now();
+  rank.part.insert(rank.part.end(), bytes->begin(), bytes->end());
+  const size_t whole = rank.part.size() / sizeof(dist::Beat) * sizeof(dist::Beat);
+  if (whole == 0) return;
+  std::memcpy(&rank.beat, rank.part.data() + whole - sizeof(dist::Beat), sizeof(dist::Beat));
+  rank.part.erase(rank.part.begin(), rank.part.begin() + static_cast<std::ptrdiff_t>(whole));
+}
+
+}  // namespace millrace
