@@ -22,7 +22,7 @@ END = "<!-- The end of what tools/make_models_doc.py writes. -->\n"
 CALLS = {"kLatent": ("public LatentDecoder",), "kBidirectional": ("attend_both_ways",),
          "kGatedAttention": ("public GatedDeltaDecoder", "public Qwen35"), "kState": ("gated_delta.h", "norm_mix("), "kAdapters": ()}
 # Proved on CPUs since a GPU last ran the golden models.
-NOT_RUN_ON_CUDA = ("mistral3",)
+NOT_RUN_ON_CUDA = ("mistral3", "qwen3next", "qwen35", "qwen35moe", "lfm2", "lfm2moe", "granitehybrid")
 WORDS = {"kLatent": "latent attention", "kBidirectional": "bidirectional attention", "kGatedAttention": "gated attention",
          "kState": "layers with a state"}
 

@@ -89,8 +89,12 @@ class Engine::Impl {
   }
 
   std::string fallback() const {
-    const std::lock_guard lock(inbox_->mutex);
-    return inbox_->fallback;
+    for (const auto& replica : replicas_) {
+      const std::shared_ptr<Inbox> inbox = replica->inbox();
+      const std::lock_guard lock(inbox->mutex);
+      if (!inbox->fallback.empty()) return inbox->fallback;
+    }
+    return {};
   }
 
   void shutdown(bool drain) {

@@ -305,8 +305,10 @@ struct StateColumns {
   int columns;         // of the head
   int half;            // which keys
   HalvesExchange* exchange;
-  int turn;     // of the exchange: the chunk's number, odd or even
-  int barrier;  // of the two warps
+  int turn;             // of the exchange: the chunk's number, odd or even
+  int barrier;          // of the two warps
+  const float* values;  // of the chunk that is loaded next, row 2t, column g
+  float* outputs;       // of the next chunk's
 
   __device__ bool has(int e) const { return column_of(e) < columns; }
   __device__ int column_of(int e) const {
@@ -318,43 +320,55 @@ struct StateColumns {
 
   // state [key_dim][stride], or null: zeros.
   __device__ void load(const float* state, int key_dim, int64_t stride) {
+    const bool left = has(0), right = has(2);
+    const float* from = state + row_of(half * kTiles, 0) * stride + column_of(0);
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int key = row_of(half * kTiles + tile, e);
-        s[tile][e] = state != nullptr && key < key_dim && has(e) ? state[key * stride + column_of(e)] : 0.0f;
-      }
+    for (int tile = 0; tile < kTiles; ++tile, from += 8 * stride) {
+      const int key = row_of(half * kTiles + tile, 0);
+      const bool first = state != nullptr && key < key_dim, next = state != nullptr && key + 1 < key_dim;
+      s[tile][0] = first && left ? from[0] : 0.0f;
+      s[tile][1] = next && left ? from[stride] : 0.0f;
+      s[tile][2] = first && right ? from[8] : 0.0f;
+      s[tile][3] = next && right ? from[stride + 8] : 0.0f;
     }
   }
   __device__ void store(float* state, int key_dim, int64_t stride) const {
+    const bool left = has(0), right = has(2);
+    float* to = state + row_of(half * kTiles, 0) * stride + column_of(0);
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int key = row_of(half * kTiles + tile, e);
-        if (key < key_dim && has(e)) state[key * stride + column_of(e)] = s[tile][e];
-      }
+    for (int tile = 0; tile < kTiles; ++tile, to += 8 * stride) {
+      const int key = row_of(half * kTiles + tile, 0);
+      if (key < key_dim && left) to[0] = s[tile][0];
+      if (key + 1 < key_dim && left) to[stride] = s[tile][1];
+      if (key < key_dim && right) to[8] = s[tile][2];
+      if (key + 1 < key_dim && right) to[stride + 8] = s[tile][3];
     }
   }
 
-  // What a chunk reads of memory: values of its new rows, X of those that are known.
-  __device__ void load_values(const StateScan& op, const HeadChunks& of, const ChunkRows& rows,
-                              RowTile& v) const {
-    const int own = column_of(0);
+  // Before the first chunk, whose rows these are.
+  __device__ void begin(const StateScan& op, const HeadChunks& of, const ChunkRows& rows) {
+    const int64_t row = rows.row + row_of(0, 0), own = int64_t{of.head} * op.value_dim + column_of(0);
+    values = op.v + row * op.v_stride + own;
+    outputs = op.out + row * op.heads * op.value_dim + own;
+  }
+
+  // What the next chunk reads of memory: values of its new rows, X of those that are known.
+  __device__ void load_values(const StateScan& op, const HeadChunks& of, const ChunkRows& rows, RowTile& v) {
+    const bool left = has(0), right = has(2);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
         const int r = row_of(n, odd);
-        const float* from = op.v + (rows.row + r) * op.v_stride + int64_t{of.head} * op.value_dim + own;
-        if (r < rows.first)
+        const float* from = values + (n * 8 + odd) * op.v_stride;
+        if (rows.first > 0 && r < rows.first)
           from = rows.block + op.pool.at.writes + r * op.pool.at.row_writes +
-                 int64_t{of.head} * op.pool.at.padded_dim + own;
-        v[n][odd] = r < rows.last && has(0) ? from[0] : 0.0f;
-        v[n][odd + 2] = r < rows.last && has(2) ? from[8] : 0.0f;
+                 int64_t{of.head} * op.pool.at.padded_dim + column_of(0);
+        v[n][odd] = r < rows.last && left ? from[0] : 0.0f;
+        v[n][odd + 2] = r < rows.last && right ? from[8] : 0.0f;
       }
     }
+    values += kStateChunk * op.v_stride;
   }
 
   // X of new rows into the block, for those that are decoded behind them.
@@ -444,7 +458,7 @@ struct StateColumns {
         const int r = row_of(n, e);
         const float of_row = e % 2 == 0 ? by.x : by.y;
         const float fresh = kDelta ? fmaf(-of_row, read_k[n][e], v[n][e]) : v[n][e] * of_row;
-        x[n][e] = r >= rows.first && r < rows.last ? fresh : v[n][e];
+        x[n][e] = r >= rows.first ? fresh : v[n][e];  // zeros of rows that are not there
       }
     }
     if (rows.block != nullptr) keep_rows(op, of, rows, x);
@@ -523,7 +537,7 @@ struct StateColumns {
     }
     const float skip = op.skip != nullptr ? op.skip[of.head] : 0.0f;
     const int64_t row_size = int64_t{op.heads} * op.value_dim;
-    float* out = op.out + rows.row * row_size + int64_t{of.head} * op.value_dim + column_of(0);
+    const bool left_column = has(0), right_column = has(2);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -534,11 +548,12 @@ struct StateColumns {
           o[n][odd] = fmaf(skip, v[n][odd], o[n][odd]);
           o[n][odd + 2] = fmaf(skip, v[n][odd + 2], o[n][odd + 2]);
         }
-        float* to = out + r * row_size;
-        if (wanted && has(0)) to[0] = o[n][odd];
-        if (wanted && has(2)) to[8] = o[n][odd + 2];
+        float* to = outputs + (n * 8 + odd) * row_size;
+        if (wanted && left_column) to[0] = o[n][odd];
+        if (wanted && right_column) to[8] = o[n][odd + 2];
       }
     }
+    outputs += kStateChunk * row_size;
   }
 };
 

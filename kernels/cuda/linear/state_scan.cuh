@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm)
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<Shared*>(shared_bytes);
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
-  const auto task = static_cast<int64_t>(blockIdx.x) / strips;
-  const HeadChunks of(op, static_cast<int32_t>(task / op.heads), static_cast<int32_t>(task % op.heads));
+  const unsigned task = blockIdx.x / static_cast<unsigned>(strips), heads = static_cast<unsigned>(op.heads);
+  const HeadChunks of(op, static_cast<int32_t>(task / heads), static_cast<int32_t>(task % heads));
   const int32_t steps = (of.count + kPreparing - 1) / kPreparing;
 
   if (warp >= kColumnWarps) {
@@ -83,6 +83,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm)
   ChunkRows rows[2];
   if (of.count > 0) {
     rows[0] = of.rows(op, 0);
+    columns.begin(op, of, rows[0]);
     columns.load_values(op, of, rows[0], values[0]);
   }
   for (int32_t step = 0; step < steps; ++step) {

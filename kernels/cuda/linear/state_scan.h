@@ -70,8 +70,9 @@ struct StateScan {
 };
 
 // Roofline: a chunk of a head has 3 * 16 * key_dim * value_dim multiply-adds of TF32 one after the other
-// (2 * without the delta rule), so that few heads are bound by latency: half a microsecond a chunk; many by
-// memory: q, k, v and out once, in decoding the state, read and (once a chunk) written.
+// (2 * without the delta rule), so that few heads are bound by latency, two microseconds a chunk where it was
+// measured (docs/kernels/state_space.md); many by memory: q, k, v and out once, in decoding the state, read
+// and (once a chunk) written.
 void launch_gated_delta(const StateScan& op, const Launch& at);
 void launch_selective_scan(const StateScan& op, const Launch& at);
 
