@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 #include "base/float_bits.h"
 #include "kernels/quant/e2m1_word.h"
