@@ -162,7 +162,7 @@ class OptionChecker {
                                       {"pipeline_parallel", o_.pipeline_parallel > 1},
                                       {"speculation", o_.speculation == Speculation::kDraft}}) {
       if (!used) continue;
-      throw_error(ErrorCode::kUnsupported,
+      throw_error(ErrorCode::kBadInput,
                   "{}: found {} with it, expected none: what a GPU has made of it is lost", name("fallback"),
                   name(field));
     }
