@@ -17,18 +17,6 @@
 namespace millrace {
 namespace {
 
-Pooling pooling_of(const ModelConfig& config) {
-  switch (config.pooling) {
-    case ModelConfig::Pooling::kFirst:
-      return Pooling::kFirst;
-    case ModelConfig::Pooling::kLast:
-      return Pooling::kLast;
-    case ModelConfig::Pooling::kMean:
-      break;
-  }
-  return Pooling::kMean;
-}
-
 constexpr size_t kMaxVariableDepth = 128;  // a conversation around JSON of a hundred levels
 
 }  // namespace
@@ -137,7 +125,10 @@ class Engine::Impl {
              .max_samples = options_.max_running,
              .embedding_size = runtime_->backend().gives_hidden_states() ? config.hidden : 0,
              .encoder = config.encoder,
-             .pooling = pooling_of(config),
+             .pooling = runtime_->pooling(),
+             .labels = config.head.labels,
+             .score_sigmoid = config.head.labels > 0 && config.head.sigmoid,
+             .images = runtime_->images(),
              .end_tokens = runtime_->end_tokens(),
              .adapters = runtime_->adapter_names(),
              .has_tokenizer = runtime_->has_tokenizer(),
@@ -213,6 +204,18 @@ std::vector<int32_t> Engine::tokenize(std::string_view text, bool add_special, b
                                       size_t max_tokens) const {
   return impl_->runtime_->tokenizer().encode(
       text, {.add_special = add_special, .parse_special = parse_special, .max_tokens = max_tokens});
+}
+
+Engine::Pair Engine::tokenize_pair(std::string_view first, std::string_view second, size_t max_tokens) const {
+  const Tokenizer& tokenizer = impl_->runtime_->tokenizer();
+  Pair pair{.tokens = tokenizer.encode(first, {.parse_special = false, .max_tokens = max_tokens})};
+  std::vector<int32_t> behind = tokenizer.encode(second, {.parse_special = false, .max_tokens = max_tokens});
+  // What stands before a text ([CLS]) is there once; what ends one ([SEP]) ends each.
+  const auto prefix = tokenizer.encode("", {.parse_special = false});
+  const bool leads = prefix.size() > 1 && !behind.empty() && behind.front() == prefix.front();
+  pair.second_text = static_cast<int32_t>(pair.tokens.size());
+  pair.tokens.insert(pair.tokens.end(), behind.begin() + (leads ? 1 : 0), behind.end());
+  return pair;
 }
 
 size_t Engine::min_tokens(std::string_view text) const {

@@ -143,6 +143,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.quantize_budget = defaults.quantize_budget;
   draft.quantize_sample = defaults.quantize_sample;
   draft.adapters = defaults.adapters;
+  draft.mmproj = defaults.mmproj;
   draft.lock = defaults.lock;
   draft.kv_tokens = defaults.kv_tokens;
   draft.kv_bytes = defaults.kv_bytes;

@@ -50,7 +50,10 @@ void for_each_weight(WeightSource& source, const ModelConfig& c, const dist::Sha
   }
   take(-1, norm, norm.use, w.output_norm);
   if (last) take(-1, output, output.use, w.output);
-  for (size_t i = 3; i < outside.size(); ++i) take(-1, outside[i], outside[i].use, w.*outside[i].outer);
+  for (size_t i = 3; i < outside.size(); ++i) {
+    WeightPtr nowhere;
+    take(-1, outside[i], outside[i].use, outside[i].on_host ? nowhere : w.*outside[i].outer);
+  }
   for (int l = 0; l < c.layers; ++l) {
     LayerWeights& layer = *w.layers.emplace_back(architecture.new_layer());
     if (l < layers.begin || l >= layers.end) continue;
@@ -240,6 +243,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
       source, model->config_, backend.shares(), model->weights_,
       [&](const std::string& name, const WeightSpec& spec, const TensorView& stored, WeightUse use,
           WeightPtr& to) {
+        if (spec.on_host) return;
         const DType type = loaded_type(quantize, name, stored, use, tied);
         if (before) before->begin(index++);
         auto gathered = source.take_gathered();
@@ -336,27 +340,28 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
   size_t gathered = 0, held_before = 0;
   WeightSource::Unpacked unpacked_before;
   const bool tied = has_tied_output(checkpoint);
-  for_each_weight(
-      source, config, backend.shares(), none,
-      [&](const std::string& name, const WeightSpec&, const TensorView& stored, WeightUse use, WeightPtr&) {
-        const size_t copied = source.gathered_bytes() - gathered;  // of this weight
-        gathered += copied;
-        TensorView view = stored;
-        view.type = loaded_type(quantize, name, stored, use, tied);
-        const bool same = view.type == stored.type;
-        if (!same) view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
-        if (use == WeightUse::kDequantized) plan.dequantized += backend.dequantized_bytes(view);
-        use = settled(use, view, backend, false);
-        const size_t held = backend.weight_bytes(view, use, held_before);
-        held_before += held;
-        // What is unpacked is read once, and then lies in memory of its own.
-        const bool unpacks = source.unpacked() != unpacked_before;
-        unpacked_before = source.unpacked();
-        if (same && !unpacks) plan.mapped += view.bytes();
-        // What was gathered or quantized is let go where the backend has a copy of it.
-        const bool let_go = held > 0 && use == WeightUse::kMatrix;
-        plan.repacked += held + (let_go ? 0 : same ? copied : view.bytes());
-      });
+  for_each_weight(source, config, backend.shares(), none,
+                  [&](const std::string& name, const WeightSpec& spec, const TensorView& stored,
+                      WeightUse use, WeightPtr&) {
+                    const size_t copied = source.gathered_bytes() - gathered;  // of this weight
+                    gathered += copied;
+                    if (spec.on_host) return;
+                    TensorView view = stored;
+                    view.type = loaded_type(quantize, name, stored, use, tied);
+                    const bool same = view.type == stored.type;
+                    if (!same) view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
+                    if (use == WeightUse::kDequantized) plan.dequantized += backend.dequantized_bytes(view);
+                    use = settled(use, view, backend, false);
+                    const size_t held = backend.weight_bytes(view, use, held_before);
+                    held_before += held;
+                    // What is unpacked is read once, and then lies in memory of its own.
+                    const bool unpacks = source.unpacked() != unpacked_before;
+                    unpacked_before = source.unpacked();
+                    if (same && !unpacks) plan.mapped += view.bytes();
+                    // What was gathered or quantized is let go where the backend has a copy of it.
+                    const bool let_go = held > 0 && use == WeightUse::kMatrix;
+                    plan.repacked += held + (let_go ? 0 : same ? copied : view.bytes());
+                  });
   if (checkpoint.hf) plan.repacked += checkpoint.hf->weights.copied_bytes();
   if (!keeps_dequantized(plan.dequantized, plan.repacked, backend.own_memory().value_or(0)))
     plan.dequantized = 0;

@@ -45,6 +45,8 @@ class CudaBackend final : public Backend {
     missing.add(OpFeature::kGatedAttention);
     missing.add(OpFeature::kState);
     missing.add(OpFeature::kAdapters);
+    missing.add(OpFeature::kPairs);
+    missing.add(OpFeature::kImages);
     return missing;
   }
   std::optional<double> measure_read_bandwidth() override {
