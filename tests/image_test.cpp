@@ -113,7 +113,7 @@ TEST(Image, TowersAgreeWithTransformers) {
       const io::Checkpoint checkpoint = io::Checkpoint::open(kFolder + path);
       ASSERT_TRUE(VisionTower::is_in(checkpoint));
       const std::unique_ptr<Backend> backend = make_backend(device, {.threads = 2});
-      VisionTower tower(checkpoint, 32, *backend);
+      VisionTower tower(checkpoint, "gemma3", 32, *backend);
       EXPECT_EQ(tower.config().tokens, 16);
       for (const auto& [name, expected] : recorded())
         EXPECT_LT(golden::relative_error(tower.rows_of(expected.resized.rgb.data()), expected.rows), 1e-5);

@@ -231,6 +231,7 @@ void add_serve(CommandLine& line) {
   add_rank_options(command, o->engine);
   add_quantize_option(command, o->engine);
   add_adapter_option(command, o->engine, /*many=*/true);
+  add_image_option(command, o->engine);
   add_engine_options(command, o->engine, "Engine");
   command.option("--max-queue", o->engine.max_waiting, "requests that may wait; more are answered with 503")
       .range(0, 1 << 24)

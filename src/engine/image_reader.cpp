@@ -14,10 +14,11 @@ constexpr size_t kKept = 32;  // images whose rows are kept: of 256 rows of 2560
 
 }  // namespace
 
-ImageReader::ImageReader(io::Checkpoint checkpoint, int32_t text_hidden, std::unique_ptr<Backend> backend)
+ImageReader::ImageReader(io::Checkpoint checkpoint, std::string_view projector, int32_t text_hidden,
+                         std::unique_ptr<Backend> backend)
     : checkpoint_(std::move(checkpoint)),
       backend_(std::move(backend)),
-      tower_(checkpoint_, text_hidden, *backend_),
+      tower_(checkpoint_, projector, text_hidden, *backend_),
       identity_() {
   kv::Blake2b hash(identity_.size());
   hash.update(tower_.identity());

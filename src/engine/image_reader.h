@@ -24,7 +24,8 @@ class ImageReader {
   using Rows = std::shared_ptr<const std::vector<float>>;
 
   // The tower of `checkpoint`, on a backend of its own.
-  ImageReader(io::Checkpoint checkpoint, int32_t text_hidden, std::unique_ptr<Backend> backend);
+  ImageReader(io::Checkpoint checkpoint, std::string_view projector, int32_t text_hidden,
+              std::unique_ptr<Backend> backend);
 
   int32_t tokens() const { return tower_.config().tokens; }  // of an image
   // [tokens]. No two images have the same; images of another tower have others. Any thread.

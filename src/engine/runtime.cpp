@@ -115,7 +115,8 @@ void Runtime::open_images(const ModelConfig& config, const EngineOptions& option
   BackendOptions own{.threads = options.threads};
   std::unique_ptr<Backend> backend = make_backend(backend_->name() == "reference" ? "reference" : "cpu", own);
   try {
-    image_reader_ = std::make_unique<ImageReader>(std::move(tower), config.hidden, std::move(backend));
+    image_reader_ =
+        std::make_unique<ImageReader>(std::move(tower), text->projector, config.hidden, std::move(backend));
   } catch (const Error& error) {
     return refuse(error.what());
   }

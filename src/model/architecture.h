@@ -74,6 +74,7 @@ class Architecture {
   // place of that, with `token` once, behind which the image's rows stand (vision_tower.h).
   struct ImageText {
     std::string_view token, written, expanded;
+    std::string_view projector;  // what GGUF calls its vision tower's kind (clip.projector_type)
   };
   virtual std::optional<ImageText> image_text() const { return std::nullopt; }
 

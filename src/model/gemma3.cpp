@@ -60,7 +60,8 @@ class Gemma3 final : public Gemma {
   std::optional<ImageText> image_text() const override {
     return ImageText{.token = "<start_of_image>",
                      .written = "<start_of_image>",
-                     .expanded = "\n\n<start_of_image><end_of_image>\n\n"};
+                     .expanded = "\n\n<start_of_image><end_of_image>\n\n",
+                     .projector = "gemma3"};
   }
 
   std::vector<SyntheticPreset> presets() const override {

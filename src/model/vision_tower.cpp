@@ -13,8 +13,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kProjector = "gemma3";  // clip.projector_type
-
 // What Hugging Face's directories have before the names of the encoder, and before the projector's.
 constexpr std::string_view kTowers[] = {"vision_tower.vision_model.", "model.vision_tower.vision_model.",
                                         "model.vision_tower.", "vision_tower."};
@@ -54,7 +52,7 @@ VisionConfig read_hf(const io::Checkpoint& checkpoint) {
   return c;
 }
 
-VisionConfig read_gguf(const io::Checkpoint& checkpoint) {
+VisionConfig read_gguf(const io::Checkpoint& checkpoint, std::string_view projector) {
   const io::Gguf& file = *checkpoint.gguf;
   const auto integer = [&](const char* key) {
     const int64_t value = file.get_int(std::string("clip.vision.") + key);
@@ -66,9 +64,9 @@ VisionConfig read_gguf(const io::Checkpoint& checkpoint) {
   };
   const std::string_view type =
       file.get_string("clip.projector_type", file.get_string("clip.vision.projector_type", "none"));
-  if (type != kProjector) {
+  if (type != projector) {
     throw_error(ErrorCode::kUnsupported, "{}: clip.projector_type: found {}, expected {}", checkpoint.path(),
-                type, kProjector);
+                type, projector);
   }
   VisionConfig c;
   c.hidden = integer("embedding_length");
@@ -182,8 +180,9 @@ bool VisionTower::is_in(const io::Checkpoint& checkpoint) {
   return !names.tower.empty() && !names.projector.empty();
 }
 
-VisionTower::VisionTower(const io::Checkpoint& checkpoint, int32_t text_hidden, Backend& backend)
-    : config_(checkpoint.gguf ? read_gguf(checkpoint) : read_hf(checkpoint)), backend_(backend) {
+VisionTower::VisionTower(const io::Checkpoint& checkpoint, std::string_view projector, int32_t text_hidden,
+                         Backend& backend)
+    : config_(checkpoint.gguf ? read_gguf(checkpoint, projector) : read_hf(checkpoint)), backend_(backend) {
   config_.text_hidden = text_hidden;
   check_config(config_, checkpoint.path());
   load(checkpoint);

@@ -6,6 +6,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
@@ -30,9 +31,11 @@ class VisionTower {
  public:
   // Whether a Hugging Face directory, or a GGUF file of llama.cpp's mmproj kind, has one.
   static bool is_in(const io::Checkpoint& checkpoint);
-  // `text_hidden`: the language model's. The checkpoint and the backend must outlive the tower. Throws Error
-  // for another tower than the one above and for tensors that are not there.
-  VisionTower(const io::Checkpoint& checkpoint, int32_t text_hidden, Backend& backend);
+  // `projector`: Architecture::ImageText's; `text_hidden`: the language model's. The checkpoint and the
+  // backend must outlive the tower. Throws Error for another tower than the one above and for tensors that
+  // are not there.
+  VisionTower(const io::Checkpoint& checkpoint, std::string_view projector, int32_t text_hidden,
+              Backend& backend);
   ~VisionTower();
 
   const VisionConfig& config() const { return config_; }

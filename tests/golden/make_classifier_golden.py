@@ -3,8 +3,8 @@
 
     venv/bin/python tests/golden/make_classifier_golden.py
 
-Writes classifiers/<name>/: hf/, model.gguf (the same numbers, llama.cpp's names and keys) and golden.json {name, labels,
-sigmoid, pairs [{tokens, second (where the second text begins), scores [labels]}]}.
+Writes classifiers/<name>/: hf/, model.gguf (the same numbers, llama.cpp's names and keys) and golden.json {name, architecture, labels,
+sigmoid, gguf, pairs [{tokens ([CLS] words [SEP] words [SEP]), second (where the second text begins), scores [labels]}]}.
 """
 
 import json
@@ -21,6 +21,7 @@ import make_encoder_golden as encoders
 
 HERE = Path(__file__).parent / "classifiers"
 LENGTHS = ((3, 4), (9, 8), (20, 60), (1, 100))
+CLS, SEP = 1, 2
 HEAD = {"bert.pooler.dense": "cls", "head.dense": "cls", "head.norm": "cls.norm", "classifier": "cls.output"}
 
 
@@ -74,14 +75,15 @@ def record(name, config, weights, prefix, gguf_too=True):
     rng = np.random.default_rng([ord(ch) for ch in name])
     pairs = []
     for first, second in LENGTHS:
-        tokens = rng.integers(3, config["vocab_size"], size=first + second)
-        ids = torch.tensor([tokens.tolist()])
-        types = {"token_type_ids": torch.tensor([[0] * first + [1] * second])} if prefix == "bert." else {}
+        words = rng.integers(4, config["vocab_size"], size=first + second).tolist()
+        tokens, at = [CLS, *words[:first], SEP, *words[first:], SEP], first + 2
+        ids = torch.tensor([tokens])
+        types = {"token_type_ids": torch.tensor([[0] * at + [1] * (len(tokens) - at)])} if prefix == "bert." else {}
         with torch.no_grad():
             scores = net(ids, attention_mask=torch.ones_like(ids), **types).logits[0]
-        pairs.append({"tokens": tokens.tolist(), "second": first, "scores": [float(f"{x:.7g}") for x in scores]})
+        pairs.append({"tokens": tokens, "second": at, "scores": [float(f"{x:.7g}") for x in scores]})
     (folder / "golden.json").write_text(json.dumps(
-        {"name": name, "labels": len(config["id2label"]), "sigmoid": "sentence_transformers" not in config,
+        {"name": name, "architecture": "bert" if prefix == "bert." else "modern-bert", "labels": len(config["id2label"]), "sigmoid": "sentence_transformers" not in config,
          "gguf": gguf_too, "pairs": pairs}, separators=(",", ":")).replace('{"tokens"', '\n{"tokens"') + "\n")
     print(name, [p["scores"] for p in pairs])
 
