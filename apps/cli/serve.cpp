@@ -95,9 +95,10 @@ void refuse_idle_options(Command& command, const ServeOptions& o) {
     command.refuse_unless(
         name, [several] { return !several(); }, "with --models: ranks share one model");
   }
-  command.refuse_unless(
-      "--adapter", [several] { return !several(); },
-      "with --models, whose TOML file has those of each model");
+  for (const char* name : {"--adapter", "--mmproj"}) {
+    command.refuse_unless(
+        name, [several] { return !several(); }, "with --models, whose TOML file has those of each model");
+  }
   for (const char* name : {"--model-id", "--alias"}) {
     command.refuse_unless(
         name, [several] { return !several(); }, "with --models, whose TOML file has names and aliases");

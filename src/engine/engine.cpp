@@ -148,12 +148,16 @@ class Engine::Impl {
     const ExecutorSpec& spec = runtime_->spec();
     info_.memory = {.weights_mapped = weights.mapped,
                     .weights_copied = weights.repacked + weights.dequantized + runtime_->adapter_bytes(),
-                    .workspace = runtime_->backend().workspace_bytes(spec),
+                    .workspace = runtime_->backend().workspace_bytes(spec) + image_workspace(),
                     .available = runtime_->backend().own_memory().value_or(available_memory())};
     for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
       info_.memory.kv_pool +=
           spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
     }
+  }
+
+  size_t image_workspace() const {
+    return runtime_->image_reader() == nullptr ? 0 : runtime_->image_reader()->workspace_bytes();
   }
 
   std::unique_ptr<ModelDrafter> open_drafter() const {

@@ -28,6 +28,7 @@ class ImageReader {
               std::unique_ptr<Backend> backend);
 
   int32_t tokens() const { return tower_.config().tokens; }  // of an image
+  size_t workspace_bytes() const { return tower_.workspace_bytes(); }
   // [tokens]. No two images have the same; images of another tower have others. Any thread.
   std::vector<int32_t> ids_of(std::string_view file) const;
   // [tokens, hidden]. Throws Error{kBadInput} for a file that is no picture. Any thread; one at a time.

@@ -200,6 +200,9 @@ VisionTower::VisionTower(const io::Checkpoint& checkpoint, std::string_view proj
   spec.kv_groups = {{.window = 0, .num_layers = 1, .num_blocks = spec.max_context / kBlockTokens}};
   spec.layers.assign(static_cast<size_t>(config_.layers), {0, 0});
   executor_ = backend_.make_executor(spec);
+  workspace_bytes_ = backend_.workspace_bytes(spec) +
+                     spec.kv_block_bytes(0) * static_cast<size_t>(spec.kv_groups[0].num_blocks) +
+                     sizeof(float) * (patch_weight_.size() + positions_.size() + projection_.size());
   tokens_.assign(static_cast<size_t>(config_.patches()), 0);
   for (int32_t block = 0; block < spec.kv_groups[0].num_blocks; ++block) table_.push_back(block);
 }

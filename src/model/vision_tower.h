@@ -39,6 +39,8 @@ class VisionTower {
   ~VisionTower();
 
   const VisionConfig& config() const { return config_; }
+  // Of its executor, its keys and values, and the weights that it has copied for the host.
+  size_t workspace_bytes() const { return workspace_bytes_; }
   // What makes rows of two towers differ, beside the picture: a digest's worth of its last weights.
   std::string identity() const;
 
@@ -62,6 +64,7 @@ class VisionTower {
   std::vector<std::unique_ptr<Layer>> layers_;
   WeightPtr post_norm_, post_norm_bias_;
   std::unique_ptr<Executor> executor_;
+  size_t workspace_bytes_ = 0;
   std::vector<int32_t> tokens_, table_;  // of its one batch
 };
 
