@@ -12,6 +12,7 @@ from models import GOLDEN
 
 IMAGES = ROOT / "tests" / "golden" / "images"
 ROWS = 16
+LETTER = 262  # its token for an a
 
 
 def data_url(name):
@@ -22,7 +23,9 @@ def data_url(name):
 def chat(*parts):
     content = [{"type": "text", "text": p} if not p.startswith("data:") else {"type": "image_url", "image_url": {"url": p}}
                for p in parts]
-    return {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0, "logprobs": True}
+    # Of a random model's tokens some are no text: one of those that are, "a".
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0, "logprobs": True,
+            "logit_bias": {str(LETTER): 100}}
 
 
 class Images(unittest.TestCase):
@@ -40,6 +43,7 @@ class Images(unittest.TestCase):
         return answer
 
     def logprobs(self, answer):
+        self.assertEqual(len(answer["choices"][0]["logprobs"]["content"]), 4)
         return [entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"]]
 
     def test_chat(self):
@@ -100,6 +104,7 @@ class ImagesOfFiles(unittest.TestCase):
                     status, answer = server.json("POST", "/v1/chat/completions", body)
                     self.assertEqual(status, 200, answer)
                     answers.append(answer["choices"][0])
+            self.assertEqual([len(a["logprobs"]["content"]) for a in answers], [4, 4])
             for one, other in zip(*(a["logprobs"]["content"] for a in answers)):
                 self.assertEqual(one["token"], other["token"])
                 self.assertAlmostEqual(one["logprob"], other["logprob"], places=4)

@@ -210,7 +210,7 @@ class CrossEncoders(unittest.TestCase):
 
     def test_scores_of_transformers(self):
         pairs = self.model(CLASSIFIERS / "bert")
-        with Server(shared.BINARY, self.path) as server:
+        with Server(shared.BINARY, self.path, "--device", "cpu", "--kv-type", "f32") as server:
             for query, document, (score,) in pairs:
                 status, answer = server.json("POST", "/v1/rerank", {"query": query, "documents": [document]})
                 self.assertEqual(status, 200, answer)
