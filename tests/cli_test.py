@@ -379,6 +379,8 @@ class Adapters(CliTest):
         self.bad("run", self.model, "-p", "a", "--adapter", f"a={self.path}/none", says=["none"])
         self.bad("serve", self.model, "--adapter", "a=x", "--adapter", "a=y", says=["--adapter", "twice"])
         self.bad("serve", "--models", self.path, "--adapter", "a=x", says=["--adapter", "--models"])
+        self.bad("serve", self.golden / "images/gemma3", "--device", "cpu", "--mmproj", f"{self.path}/none", says=["none"])
+        self.bad("serve", self.model, "--device", "cpu", "--mmproj", self.golden / "images/mmproj.gguf", says=["--mmproj", "images"])
         for command in (("run", "-p", "a"), ("bench",), ("logits", "--tokens", "1", "--out", "o")):
             self.bad(command[0], self.model, *command[1:], "--adapter", "a=x", "--adapter", "b=y", says=["--adapter", "one"])
 

@@ -2,7 +2,7 @@
 """Fails when an #include crosses the layers the wrong way (docs/architecture.md, the map), or in a circle.
 
     base <- tensor <- {io, quant, kernels} <- backend <- model <- engine <- apps
-    jinja, tokenizer, kv, sched, sample and dist see base only; engine and apps see them, and dist backend and model too.
+    jinja, tokenizer, kv, sched, sample, image and dist see base only; engine and apps see them, and dist backend and model too.
     grammar sees base only; chat sees grammar and the public API; apps see both. hub sees base only; apps see it.
     kernels/ sees base and tensor. Its folders cpu, cuda and reference see kernels/quant and not one another (tests see
     reference, the oracle); kernels/api, which dispatches the C API to devices, sees all of them.
@@ -40,11 +40,12 @@ MAY_SEE = {  # layer -> the other layers whose headers it may include; what of k
     "sample": {"base"},
     "dist": {"base"},
     "hub": {"base"},
+    "image": {"base"},
     "grammar": {"base"},
     "chat": {"base", "grammar"},
     "backend": BELOW_BACKEND | {"dist"},
     "model": BELOW_BACKEND | {"io", "backend", "dist"},
-    "engine": BELOW_BACKEND | {"io", "backend", "model", "jinja", "tokenizer", "kv", "sched", "sample", "dist"},
+    "engine": BELOW_BACKEND | {"io", "backend", "model", "jinja", "tokenizer", "kv", "sched", "sample", "image", "dist"},
     "examples": {"dist"},
 }
 MAY_SEE["apps"] = MAY_SEE["engine"] | {"engine", "grammar", "chat", "hub"}

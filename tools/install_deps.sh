@@ -17,7 +17,7 @@ esac
 
 packages_of() {
   case "$1" in
-    build) echo g++ cmake ninja-build libfmt-dev nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libedit-dev libzstd-dev libboost1.81-dev libssl-dev libcurl4-openssl-dev python3 python3-pip ca-certificates ;;
+    build) echo g++ cmake ninja-build libfmt-dev nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libedit-dev libzstd-dev libboost1.81-dev libssl-dev libcurl4-openssl-dev libpng-dev libjpeg62-turbo-dev python3 python3-pip ca-certificates ;;
     test) echo libgtest-dev clang-format-14 pkg-config ;;
     package) echo dpkg-dev file ;;
     fuzz) echo clang-14 libclang-rt-14-dev ;;

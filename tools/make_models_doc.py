@@ -20,7 +20,8 @@ BEGIN = "<!-- Written by tools/make_models_doc.py: change src/model or tests/gol
 END = "<!-- The end of what tools/make_models_doc.py writes. -->\n"
 # Operations of which a device may lack one: what in an architecture's file asks for it.
 CALLS = {"kLatent": ("public LatentDecoder",), "kBidirectional": ("attend_both_ways",),
-         "kGatedAttention": ("public GatedDeltaDecoder", "public Qwen35"), "kState": ("gated_delta.h", "norm_mix("), "kAdapters": ()}
+         "kGatedAttention": ("public GatedDeltaDecoder", "public Qwen35"), "kState": ("gated_delta.h", "norm_mix("), "kAdapters": (),
+         "kPairs": (), "kImages": ()}
 NOT_RUN_ON_CUDA = ()  # architectures whose golden models have not run on a GPU
 WORDS = {"kLatent": "latent attention", "kBidirectional": "bidirectional attention", "kGatedAttention": "gated attention",
          "kState": "layers with a state"}

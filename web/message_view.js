@@ -5,6 +5,7 @@ import { GrowingMarkdown } from "./markdown.js";
 import { number } from "./chart.js";
 import { copyButton, el, icon, iconButton } from "./dom.js";
 import { messageMarkdown } from "./markdown_export.js";
+import { pictureView } from "./pictures.js";
 import { ToolCallsView } from "./tool_view.js";
 
 const seconds = (s) => (s < 10 ? `${s.toFixed(2)} s` : `${s.toFixed(1)} s`);
@@ -35,8 +36,8 @@ function branchesOf(message, { siblings, choose }) {
 }
 
 // A file that went along, with its text for whoever wants to see it.
-export function fileChip({ name, text, pages }, extra = null) {
-  const size = pages ? `${number(pages)} ${pages === 1 ? "page" : "pages"}` : `${number(text.length)} characters`;
+export function fileChip({ name, text, pages, image }, extra = null) {
+  const size = image ? "picture" : pages ? `${number(pages)} ${pages === 1 ? "page" : "pages"}` : `${number(text.length)} characters`;
   return el("span", { class: "chip" }, icon("file"), el("span", { class: "chip-name" }, name), el("small", {}, size), extra);
 }
 
@@ -51,7 +52,7 @@ export class UserView {
   show() {
     const { content, attachments = [] } = this.message;
     this.edit = iconButton("edit", "Edit and send again", () => this.showEditor());
-    const files = attachments.map((file) =>
+    const files = attachments.map((file) => file.image ? pictureView(file) :
       el("details", { class: "file" }, el("summary", {}, fileChip(file)), el("pre", { tabindex: 0, role: "region", "aria-label": file.name }, file.text)));
     this.node.replaceChildren(
       ...(files.length ? [el("div", { class: "files" }, files)] : []),

@@ -1,7 +1,7 @@
 // Conversations and settings in the browser's storage. Each conversation is an entry of its own, so two tabs do not
 // overwrite each other's. branches.js says how messages hang together.
 //   conversation  { id, title, named, system, model, settings, created, updated, first, messages }
-//   message       { role: "user", content, attachments: [{ name, text, pages }] }
+//   message       { role: "user", content, attachments: [{ name, text, pages, image }] }
 //               | { role: "assistant", content, reasoning, toolCalls: [{ id, name, arguments, result }], finish, stats, error }
 //   result        { content, isError }
 import { newId, pathOf, upgrade } from "./branches.js";
@@ -22,7 +22,7 @@ export const saveSettings = (settings) => localStorage.setItem(kSettings, JSON.s
 
 const isText = (value) => typeof value === "string";
 const isCall = (call) => [call?.id, call?.name, call?.arguments, call?.result?.content ?? ""].every(isText);
-const isAttachment = (one) => isText(one?.name) && isText(one.text);
+const isAttachment = (one) => isText(one?.name) && isText(one.text) && /^(data:image\/(png|jpeg);base64,[A-Za-z0-9+/=]*)?$/.test(one.image ?? "");
 
 function isMessage(message) {
   const { toolCalls = [], attachments = [] } = message ?? {};

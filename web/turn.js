@@ -1,6 +1,6 @@
 // One answer: the request that asks for it and the message that grows out of the stream.
 import { postJson, streamAnswer } from "./api.js";
-import { withAttachments } from "./attachments.js";
+import { contentParts } from "./attachments.js";
 import { requestOptions } from "./settings.js";
 
 export const newAnswer = () => ({ role: "assistant", content: "", reasoning: "", toolCalls: [] });
@@ -10,7 +10,7 @@ const kNotRun = "The call was not carried out.";
 // A message as the API wants it, with the results of its calls behind it. Thoughts go back only beside tool calls:
 // there the model needs them to go on.
 function toApi(message) {
-  if (message.role === "user") return [{ role: "user", content: withAttachments(message) }];
+  if (message.role === "user") return [{ role: "user", content: contentParts(message) }];
   if (!message.toolCalls.length) return [{ role: "assistant", content: message.content }];
   const calls = message.toolCalls.map(({ id, name, arguments: args }) => ({ id, type: "function", function: { name, arguments: args } }));
   const asked = { role: "assistant", content: message.content, ...(message.reasoning && { reasoning_content: message.reasoning }), tool_calls: calls };

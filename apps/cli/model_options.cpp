@@ -140,6 +140,13 @@ void add_quantize_option(Command& command, EngineOptions& options) {
   }
 }
 
+void add_image_option(Command& command, EngineOptions& options) {
+  command
+      .option("--mmproj", options.mmproj,
+              "the vision tower of a model that is a GGUF file: a GGUF file too (llama.cpp's mmproj)")
+      .group(kModelGroup);
+}
+
 void add_adapter_option(Command& command, EngineOptions& options, bool many) {
   command
       .option(

@@ -30,6 +30,7 @@ void add_rank_options(Command& command, EngineOptions& options);
 // --quantize --budget --sample; the last is a file's name until checked() has read it
 void add_quantize_option(Command& command, EngineOptions& options);
 // --adapter, once; or, with `many`, any number of times
+void add_image_option(Command& command, EngineOptions& options);
 void add_adapter_option(Command& command, EngineOptions& options, bool many = false);
 // The name of that one, or none: what a command's own requests ask for.
 std::string only_adapter(const EngineOptions& options);

@@ -159,6 +159,7 @@ class TableReader {
     add_device_options(command, options);
     add_quantize_option(command, options);
     add_adapter_option(command, options, /*many=*/true);
+    add_image_option(command, options);
     add_engine_options(command, options, "Engine");
     try {
       line.parse_alone(words);

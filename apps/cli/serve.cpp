@@ -102,9 +102,10 @@ void refuse_idle_options(Command& command, const ServeOptions& o) {
     command.refuse_unless(
         name, [several] { return !several(); }, "with --models: ranks share one model");
   }
-  command.refuse_unless(
-      "--adapter", [several] { return !several(); },
-      "with --models, whose TOML file has those of each model");
+  for (const char* name : {"--adapter", "--mmproj"}) {
+    command.refuse_unless(
+        name, [several] { return !several(); }, "with --models, whose TOML file has those of each model");
+  }
   for (const char* name : {"--model-id", "--alias"}) {
     command.refuse_unless(
         name, [several] { return !several(); }, "with --models, whose TOML file has names and aliases");
@@ -282,6 +283,7 @@ void add_serve(CommandLine& line) {
   add_launch_options(command, o->engine, [o] { return ranks_of(o->engine) > 1 || !o->parallel.empty(); });
   add_quantize_option(command, o->engine);
   add_adapter_option(command, o->engine, /*many=*/true);
+  add_image_option(command, o->engine);
   add_engine_options(command, o->engine, "Engine");
   command.option("--max-queue", o->engine.max_waiting, "requests that may wait; more are answered with 503")
       .range(0, 1 << 24)

@@ -180,6 +180,7 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
   conversation.objects = model->constraints().objects(fields);
   check_conversation_may_fit(model->engine(), conversation, "messages");
   const Constraints::Grammar content = model->constraints().of_request(fields, &conversation);
+  request.images = read_images(conversation, model->info());
   request.tokens = model->format().prompt(conversation);
   check_context(request.tokens.size(), model->info(), "messages");
   if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();

@@ -13,7 +13,55 @@
 
 namespace millrace::server {
 
-std::string read_content(const Json* content, const std::string& path) {
+namespace {
+
+// The bytes of "data:image/png;base64,...".
+std::string from_data_url(const std::string& url, const std::string& path) {
+  constexpr std::string_view kMark = ";base64,";
+  const size_t comma = url.find(kMark);
+  if (!url.starts_with("data:image/") || comma == std::string::npos || comma > 64) {
+    bad_field(path,
+              fmt::format("found \"{}\", expected a data URL with an image in base64: this server fetches "
+                          "nothing",
+                          url.substr(0, 40)));
+  }
+  return from_base64(std::string_view(url).substr(comma + kMark.size()), path);
+}
+
+// {"type": "image_url", "image_url": {"url": ...}} of chats, {"type": "input_image", "image_url": ...} of
+// responses.
+std::string read_image(const Fields& part, const std::string& type) {
+  if (type == "input_image") return from_data_url(part.required_text("image_url"), part.path_of("image_url"));
+  const std::optional<Fields> place = part.object("image_url");
+  if (!place)
+    bad_field(part.path_of("image_url"), "is missing, expected an object", "missing_required_parameter");
+  return from_data_url(place->required_text("url"), place->path_of("url"));
+}
+
+}  // namespace
+
+std::string from_base64(std::string_view text, const std::string& path) {
+  std::string out;
+  out.reserve(text.size() / 4 * 3);
+  uint32_t bits = 0;
+  int count = 0;
+  while (text.ends_with('=')) text.remove_suffix(1);
+  for (const char c : text) {
+    const int value = c >= 'A' && c <= 'Z'   ? c - 'A'
+                      : c >= 'a' && c <= 'z' ? c - 'a' + 26
+                      : c >= '0' && c <= '9' ? c - '0' + 52
+                      : c == '+'             ? 62
+                      : c == '/'             ? 63
+                                             : -1;
+    if (value < 0) bad_field(path, "found what is no base64, expected an image in base64");
+    bits = bits << 6 | static_cast<uint32_t>(value);
+    if ((count += 6) >= 8) out += static_cast<char>(bits >> (count -= 8) & 0xff);
+  }
+  return out;
+}
+
+std::string read_content(const Json* content, const std::string& path,
+                         std::vector<chat::MessageImage>* images) {
   if (content == nullptr || content->is_null()) return {};
   if (content->is_string()) return content->get<std::string>();
   if (!content->is_array()) wrong_type(path, *content, "a string or an array of parts");
@@ -25,9 +73,14 @@ std::string read_content(const Json* content, const std::string& path) {
       text += part.required_text("text");
     } else if (type == "refusal") {
       text += part.required_text("refusal");
+    } else if (images != nullptr && (type == "image_url" || type == "input_image")) {
+      if (images->size() >= kMaxImages)
+        bad_field(path, fmt::format("expected at most {} images", kMaxImages), "array_above_max_length");
+      images->push_back({text.size(), std::make_shared<const std::string>(read_image(part, type))});
     } else {
-      part.refuse("type", fmt::format("found \"{}\", expected text: this model reads nothing else",
-                                      type.substr(0, 60)));
+      part.refuse("type",
+                  fmt::format("found \"{}\", expected {}", type.substr(0, 60),
+                              images != nullptr ? "text or an image" : "text: nothing else is read here"));
     }
   }
   return text;
@@ -143,7 +196,8 @@ chat::Message read_message(const Fields& fields) {
                                       message.role.substr(0, 60)));
   }
   if (message.role == "function") message.role = "tool";
-  message.content = read_content(fields.find("content"), fields.path_of("content"));
+  message.content = read_content(fields.find("content"), fields.path_of("content"),
+                                 message.role == "user" ? &message.images : nullptr);
   message.name = fields.text("name").value_or("");
   message.tool_call_id = fields.text("tool_call_id").value_or("");
   if (message.role != "assistant") {
@@ -233,6 +287,14 @@ void read_tool_choice(const Fields& fields, chat::Conversation& conversation, bo
     bad_field(path, "wants a tool to be called, expected some in tools");
   }
   if (conversation.tool_choice == Choice::kNamed) check_named(conversation, conversation.named_tool, path);
+}
+
+std::vector<std::shared_ptr<const std::string>> read_images(const chat::Conversation& conversation,
+                                                            const ModelInfo& info) {
+  std::vector<std::shared_ptr<const std::string>> images = chat::images_of(conversation);
+  if (!images.empty() && info.images.token < 0)
+    throw ApiError(400, fmt::format("images: {}", info.images.refusal), "messages", "unsupported_value");
+  return images;
 }
 
 chat::Conversation read_conversation(const Fields& fields) {

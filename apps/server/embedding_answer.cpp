@@ -24,11 +24,15 @@ std::optional<HttpResponse> EmbeddingAnswer::response() {
   }
 }
 
-std::vector<float> EmbeddingAnswer::unit_vector(size_t input) const {
+const std::vector<float>& EmbeddingAnswer::vector_of(size_t input) const {
   if (vectors_[input].empty()) {
     throw ApiError(503, "the request was cancelled or took longer than the server allows", "", "timeout");
   }
-  const std::span<const float> embedding = std::span(vectors_[input]).first(dimensions_);
+  return vectors_[input];
+}
+
+std::vector<float> EmbeddingAnswer::unit_vector(size_t input) const {
+  const std::span<const float> embedding = std::span(vector_of(input)).first(dimensions_);
   double squares = 0;
   for (const float x : embedding) squares += static_cast<double>(x) * x;
   if (!std::isfinite(squares)) throw ApiError(500, "the model's hidden states overflow", "", "overflow");

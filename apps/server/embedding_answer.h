@@ -32,6 +32,7 @@ class EmbeddingAnswer : public Answer {
   size_t inputs() const { return vectors_.size(); }
   // The first `dimensions` numbers at length one. Throws ApiError when there are none.
   std::vector<float> unit_vector(size_t input) const;
+  const std::vector<float>& vector_of(size_t input) const;  // as the engine gave it; throws the same
 
   Generation generation_;
 

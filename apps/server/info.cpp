@@ -41,10 +41,12 @@ void check_number(size_t tokens) {
   }
 }
 
-std::vector<int32_t> conversation_tokens(const Fields& fields, const ServedModel& model) {
+// `more`: tokens that images take beside these.
+std::vector<int32_t> conversation_tokens(const Fields& fields, const ServedModel& model, size_t& more) {
   check_messages_may_fit(model.engine(), fields.find("messages"), "messages");
   const chat::Conversation conversation = read_conversation(fields);
   check_conversation_may_fit(model.engine(), conversation, "messages");
+  more = read_images(conversation, model.info()).size() * static_cast<size_t>(model.info().images.rows);
   return model.format().prompt(conversation);
 }
 
@@ -57,8 +59,9 @@ Reply tokenize(Api& api, const HttpRequest& request) {
   const Fields fields(body);
   const ModelLease model = api.model_of(fields);
   std::vector<int32_t> tokens;
+  size_t more = 0;
   if (fields.has("messages")) {
-    tokens = conversation_tokens(fields, *model);
+    tokens = conversation_tokens(fields, *model, more);
   } else {
     std::optional<std::string> text = fields.text("content");
     if (!text) text = fields.text("prompt");
@@ -70,7 +73,8 @@ Reply tokenize(Api& api, const HttpRequest& request) {
                                       fields.boolean("parse_special").value_or(true), kMaxTokens);
     check_number(tokens.size());
   }
-  return json_reply({{"tokens", tokens}, {"count", tokens.size()}, {"max_model_len", model->info().context}});
+  return json_reply(
+      {{"tokens", tokens}, {"count", tokens.size() + more}, {"max_model_len", model->info().context}});
 }
 
 Reply detokenize(Api& api, const HttpRequest& request) {
@@ -89,7 +93,8 @@ Reply apply_template(Api& api, const HttpRequest& request) {
   const Json body = parse_object(request.body);
   const Fields fields(body);
   const ModelLease model = api.model_of(fields);
-  const std::vector<int32_t> tokens = conversation_tokens(fields, *model);
+  size_t more = 0;
+  const std::vector<int32_t> tokens = conversation_tokens(fields, *model, more);
   return json_reply({{"prompt", valid_utf8(model->engine().detokenize(tokens, true))}, {"tokens", tokens}});
 }
 

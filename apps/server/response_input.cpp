@@ -53,9 +53,11 @@ void read_message_item(const Fields& item, MessageBuilder& builder) {
   }();
   if (!item.has("content"))
     bad_field(item.path_of("content"), "is missing, expected text", "missing_required_parameter");
-  std::string text = read_content(item.find("content"), item.path_of("content"));
+  std::vector<chat::MessageImage> images;
+  std::string text =
+      read_content(item.find("content"), item.path_of("content"), role == "user" ? &images : nullptr);
   if (role != "assistant") {
-    builder.other({.role = role, .content = std::move(text)});
+    builder.other({.role = role, .content = std::move(text), .images = std::move(images)});
     return;
   }
   chat::Message& message = builder.assistant();

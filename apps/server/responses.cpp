@@ -45,6 +45,9 @@ size_t first_event(const HttpRequest& request) {
 
 // The prompt; with truncation, of as much of the conversation as leaves room for an answer.
 std::vector<int32_t> response_prompt(const ServedModel& model, ResponseInput& input, int32_t max_tokens) {
+  const bool images = !read_images(input.conversation, model.info()).empty();
+  if (images && input.truncate)
+    bad_field("truncation", "found \"auto\" with images, expected \"disabled\"", "unsupported_value");
   std::vector<int32_t> tokens = model.format().prompt(input.conversation);
   if (input.truncate) {
     truncate_to_fit(model.format(), input.conversation, tokens, model.info().context, max_tokens);
@@ -84,6 +87,7 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   if (input.logprobs) request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
   Constraints::Grammar content = read_text_format(fields, *model, input);
   request.tokens = response_prompt(*model, input, request.max_tokens);
+  request.images = chat::images_of(input.conversation);
   check_context(request.tokens.size(), model->info(), "input");
   if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();
   request.constraint = model->format().constraint(input.conversation, std::move(content));
@@ -126,7 +130,8 @@ Reply count_input_tokens(Api& api, const HttpRequest& http, const Client& client
   JsonWriter(out)
       .begin_object()
       .field("object", "response.input_tokens")
-      .field("input_tokens", tokens.size())
+      .field("input_tokens", tokens.size() + chat::images_of(input.conversation).size() *
+                                                 static_cast<size_t>(model->info().images.rows))
       .end_object();
   return {.response = {.body = std::move(out)}};
 }

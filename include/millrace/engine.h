@@ -35,6 +35,15 @@ struct ModelInfo {
   int32_t embedding_size = 0;        // 0: this device gives none
   bool encoder = false;              // embeddings are all that it gives
   Pooling pooling = Pooling::kMean;  // what its makers use
+  int32_t labels = 0;                // of its classification head (Pooling::kScores); 0: it has none
+  bool score_sigmoid = false;        // a score is to be seen as 1 / (1 + e^-score)
+  struct Images {
+    int32_t token = -1;         // behind it in a prompt an image stands; -1: there can be none
+    std::string refusal = {};   // why
+    int32_t rows = 0;           // tokens that one takes in a prompt, beside that one
+    std::string written = {};   // what the chat template writes for one, in a place of which
+    std::string expanded = {};  // this belongs: the token, and what is around it
+  } images = {};
   std::vector<int32_t> end_tokens = {};
   std::vector<std::string> adapters = {};  // the names that Request::adapter may have
   bool has_tokenizer = false, has_chat_template = false;
@@ -117,6 +126,12 @@ class Engine {
   // Stops once more than `max_tokens` have come out.
   std::vector<int32_t> tokenize(std::string_view text, bool add_special = true, bool parse_special = true,
                                 size_t max_tokens = SIZE_MAX) const;
+  // Two texts as a cross-encoder was trained on them, and where the second begins (Request::second_text).
+  struct Pair {
+    std::vector<int32_t> tokens = {};
+    int32_t second_text = 0;
+  };
+  Pair tokenize_pair(std::string_view first, std::string_view second, size_t max_tokens = SIZE_MAX) const;
   // So many tokens at least, from a look at the bytes alone: what cannot fit is known before it is tokenized.
   size_t min_tokens(std::string_view text) const;
   std::string detokenize(const std::vector<int32_t>& tokens, bool show_special = false) const;

@@ -46,6 +46,9 @@ struct EngineOptions {
   // Low-rank adapters (LoRA), PEFT directories or GGUF files: "name=path" or "name=path:scale". A request
   // names the one it wants (Request::adapter).
   std::vector<std::string> adapters = {};
+  // What makes of images what the model reads: a GGUF file for it (llama.cpp's mmproj files). A Hugging Face
+  // directory has its own. Empty: no other.
+  std::string mmproj = {};
   bool lock = false;  // keep weights and cache in memory: nothing is paged out
   // Processes of mpirun's job that share the model, 1 to 16; each has some rows of every matrix. Only on
   // CPUs.

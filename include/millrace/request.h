@@ -26,6 +26,9 @@ enum class Pooling {
   kLast,   // the last token's, which has seen all others
   kFirst,  // the first token's: [CLS], which in an encoder has seen all others
   kNone,   // not at all: every token's, in order
+  // As the model's classification head reads them: the head's scores, [ModelInfo::labels], stand in place of
+  // an embedding.
+  kScores,
 };
 
 // What Engine::submit throws for a prompt with more tokens than the context: kBadInput, told apart.
@@ -39,6 +42,13 @@ struct Request {
   std::vector<int32_t> tokens = {};
   std::string text = {};  // as it stands, with the tokens the model's tokenizer adds in front
   std::vector<ChatMessage> messages = {};  // through the model's chat template
+
+  // Of tokens that are two texts, as Engine::tokenize_pair gives them: where the second begins; 0: one text.
+  int32_t second_text = 0;
+
+  // PNG or JPEG files, in the order of their places in the prompt: where its tokens are
+  // ModelInfo::Images::token. With tokens or text only.
+  std::vector<std::shared_ptr<const std::string>> images = {};
 
   std::string adapter = {};  // the name of one of EngineOptions::adapters; empty: the model as it is
 

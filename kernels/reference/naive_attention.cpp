@@ -21,7 +21,7 @@ void attend_head(const Attention& op, int32_t position, int head, const float* q
   int32_t last = position;
   if (op.bidirectional_length > 0) {
     last = op.bidirectional_length - 1;
-    if (op.window > 0) last = std::min(last, position + op.window - 1);
+    if (op.window > 0 && !op.both_ways) last = std::min(last, position + op.window - 1);
   }
 
   std::vector<double> weight(static_cast<size_t>(last - first + 1));

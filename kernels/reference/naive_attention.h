@@ -37,6 +37,7 @@ struct Attention {
   int32_t chunk = 0;     // a token sees what is in its chunk of so many positions, up to itself; 0: no chunks
   // Above 0, the length of the sequence: a token also sees those behind it, window - 1 of them or all.
   int32_t bidirectional_length = 0;
+  bool both_ways = false;  // all of those behind it, whatever the window
 };
 
 // One token at `position`: query, out [heads][head_dim].

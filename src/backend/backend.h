@@ -63,6 +63,16 @@ struct SequenceSlice {
   // window. Blocks for the new tokens are already there.
   std::array<const int32_t*, kMaxKvGroups> tables{};
   int32_t adapter = -1;  // of Batch::adapters, whose updates its rows get; -1: none
+  // Of two texts, the position where the second begins: its tokens are of type 1 (Embed::types).
+  int32_t second_text = INT32_MAX;
+  // Its tokens, all those of an image that were not there before, see one another: each sees up to the last.
+  bool both_ways = false;
+};
+
+// A row of the residual stream that is given, not looked up: a part of an image.
+struct GivenRow {
+  int32_t row = 0;
+  const float* values = nullptr;  // [hidden]
 };
 
 struct Batch {
@@ -75,6 +85,8 @@ struct Batch {
   // Nobody will ask what the last layer makes of other rows than logit_rows (read_hidden, slots): behind its
   // keys and values an executor may leave them out.
   bool only_logits = false;
+  // What embed() puts into these rows, ascending, in place of their tokens' (OpFeature::kImages).
+  std::span<const GivenRow> given = {};
   // Low-rank updates of products, each for the rows of the sequences that name its adapter: every product of
   // a Linear in norm_qkv, project_add, ffn_add, the shared expert and norm_logits, y = W x + b, becomes
   // y + B (A x) before anything else is done to it. Routers and experts have none. nullptr: no adapters.
@@ -124,11 +136,11 @@ struct Linear {
   const Weight* bias = nullptr;    // [out] or absent
 };
 
-struct Embed {                        // x = norm(table[token] * scale + positions[position] + types[0])
+struct Embed {                        // x = norm(table[token] * scale + positions[position] + types[type])
   const Weight* table = nullptr;      // [vocabulary, hidden]
   float scale = 1.0f;                 // Gemma's sqrt(hidden)
   const Weight* positions = nullptr;  // [max positions, hidden]: learned positions (GPT-2), or absent
-  const Weight* types = nullptr;      // [types, hidden]: BERT's; every token is of type 0
+  const Weight* types = nullptr;      // [types, hidden]: BERT's; types[1] behind SequenceSlice::second_text
   Norm norm = {};                     // absent in most
 };
 

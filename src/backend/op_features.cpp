@@ -24,7 +24,9 @@ constexpr const char* kNames[] = {"LayerNorm",
                                   "latent attention",
                                   "gated attention",
                                   "layers with a state",
-                                  "adapters"};
+                                  "adapters",
+                                  "pairs of texts",
+                                  "images"};
 static_assert(sizeof(kNames) / sizeof(*kNames) == static_cast<size_t>(OpFeature::kCount));
 
 }  // namespace

@@ -30,6 +30,8 @@ enum class OpFeature : int {
   kGatedAttention,
   kState,     // linear attention, state-space models, short convolutions
   kAdapters,  // Batch::adapters
+  kPairs,     // SequenceSlice::second_text
+  kImages,    // Batch::given, SequenceSlice::both_ways
   kCount,
 };
 
@@ -48,6 +50,7 @@ class OpFeatures {
     either.bits_ = bits_ | other.bits_;
     return either;
   }
+  bool has(OpFeature feature) const { return (bits_ >> static_cast<int>(feature) & 1) != 0; }
   bool any() const { return bits_ != 0; }
   std::string names() const;  // "GELU, a norm behind a block"
 

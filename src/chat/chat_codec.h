@@ -20,6 +20,11 @@ class Codec {
   virtual bool has_template() const = 0;
   // The chat template with these variables, a JSON object. Throws Error as the template does.
   virtual std::string render(std::string_view variables) const = 0;
+  // What the template writes for an image, and what belongs in its place; empty: there are none.
+  struct ImagePlace {
+    std::string written = {}, expanded = {};
+  };
+  virtual ImagePlace image_place() const { return {}; }
 
   // The control token of this name, or -1.
   int32_t find_special(std::string_view name) const;

@@ -28,6 +28,12 @@ struct ToolCall {
   std::string id = {}, name = {}, arguments = {};  // arguments: JSON text as the model wrote it
 };
 
+// A PNG or JPEG file in front of byte `at` of a user's content.
+struct MessageImage {
+  size_t at = 0;
+  std::shared_ptr<const std::string> file;
+};
+
 struct Message {
   std::string role = {};  // system, developer, user, assistant, tool
   std::string content = {};
@@ -35,6 +41,7 @@ struct Message {
   std::vector<ToolCall> tool_calls = {};  // of an assistant
   std::string tool_call_id = {};          // of a tool: the call it answers
   std::string name = {};                  // of a tool: its name, where the client gave it
+  std::vector<MessageImage> images = {};  // of a user, in order
 };
 
 enum class ToolChoice { kAuto, kNone, kRequired, kNamed };
@@ -56,6 +63,9 @@ struct Conversation {
   // with a name and a description. Telling is not holding: that is constraint()'s.
   std::string response_name = {}, response_description = {}, response_schema = {};
 };
+
+// Those of all messages, in order: Request::images of a prompt with them.
+std::vector<std::shared_ptr<const std::string>> images_of(const Conversation& conversation);
 
 // A piece of an answer, in the order it became certain.
 struct Delta {

@@ -37,12 +37,23 @@ class EngineCodec : public Codec {
   std::string render(std::string_view variables) const override {
     return engine_.render_chat_json(variables);
   }
+  ImagePlace image_place() const override {
+    return {engine_.model().images.written, engine_.model().images.expanded};
+  }
 
  private:
   const Engine& engine_;
 };
 
 }  // namespace
+
+std::vector<std::shared_ptr<const std::string>> images_of(const Conversation& conversation) {
+  std::vector<std::shared_ptr<const std::string>> images;
+  for (const Message& message : conversation.messages) {
+    for (const MessageImage& image : message.images) images.push_back(image.file);
+  }
+  return images;
+}
 
 std::unique_ptr<Format> make_format(const Engine& engine, std::shared_ptr<const EngineGrammars> grammars) {
   auto codec = std::make_shared<EngineCodec>(engine);

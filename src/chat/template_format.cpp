@@ -71,7 +71,7 @@ class TemplateFormat : public Format {
           conversation, traits_,
           [&](nlohmann::ordered_json& value, bool assistant) { special_.mask(value, mask, assistant); });
     }
-    return special_.encode(*codec_, codec_->render(variables.dump()), mask);
+    return special_.encode(*codec_, with_images(codec_->render(variables.dump()), conversation), mask);
   }
 
   std::unique_ptr<AnswerParser> parser(const Conversation& conversation) const override {
@@ -107,6 +107,25 @@ class TemplateFormat : public Format {
       throw_error(ErrorCode::kUnsupported,
                   "messages: the model has no chat template, expected text or tokens");
     }
+  }
+
+  // What the template wrote for an image, with what belongs around it: nobody else's text has the name whole.
+  std::string with_images(std::string rendered, const Conversation& conversation) const {
+    const size_t images = images_of(conversation).size();
+    if (images == 0) return rendered;
+    const Codec::ImagePlace place = codec_->image_place();
+    size_t found = 0;
+    for (size_t at = 0;
+         !place.written.empty() && (at = rendered.find(place.written, at)) != std::string::npos; ++found) {
+      rendered.replace(at, place.written.size(), place.expanded);
+      at += place.expanded.size();
+    }
+    if (found != images) {
+      throw_error(ErrorCode::kUnsupported,
+                  "messages: the chat template has places for {} of {} images, expected one for each", found,
+                  images);
+    }
+    return rendered;
   }
 
   // By how the template begins an answer.

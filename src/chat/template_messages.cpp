@@ -110,7 +110,11 @@ class Messages {
   void into_first_user(const std::string& system) {
     for (Json& message : out_) {
       if (message["role"] != "user") continue;
-      message["content"] = system + "\n\n" + message["content"].get<std::string>();
+      if (message["content"].is_array()) {
+        message["content"].insert(message["content"].begin(), text_part(system + "\n\n"));
+      } else {
+        message["content"] = system + "\n\n" + message["content"].get<std::string>();
+      }
       return;
     }
     out_.insert(out_.begin(), Json{{"role", "user"}, {"content", system}});
@@ -125,12 +129,31 @@ class Messages {
     } else if (is_system(message)) {
       out_.push_back({{"role", "system"}, {"content", content}});
     } else if (message.role == "user") {
-      out_.push_back({{"role", "user"}, {"content", content}});
+      out_.push_back(
+          {{"role", "user"}, {"content", message.images.empty() ? Json(content) : parts(message)}});
     } else {
       throw_error(ErrorCode::kBadInput,
                   "message {}: role is {}, expected system, developer, user, assistant or tool", index,
                   valid_utf8(message.role));
     }
+  }
+
+  static Json text_part(const std::string& text) { return {{"type", "text"}, {"text", text}}; }
+
+  // Texts and images in turn, as templates of models that see take them.
+  Json parts(const Message& message) const {
+    Json out = Json::array();
+    size_t at = 0;
+    const auto text_until = [&](size_t end) {
+      if (end > at) out.push_back(text_part(source_.text(message.content.substr(at, end - at))));
+      at = end;
+    };
+    for (const MessageImage& image : message.images) {
+      text_until(image.at);
+      out.push_back({{"type", "image"}});
+    }
+    text_until(message.content.size());
+    return out;
   }
 
   void assistant(const Message& message, const std::string& content) {

@@ -78,6 +78,7 @@ void Committer::deliver_embedding(const StepItem& item) {
   MILLRACE_CHECK(pool.complete());
   std::vector<float> embedding = pool.take();
   runtime_.check_logits(embedding);
+  if (item.sample->job->request.embedding == Pooling::kScores) embedding = runtime_.scores_of(embedding);
   delivery_.embedding(item.id, std::move(embedding));
 }
 
@@ -126,7 +127,7 @@ std::unique_ptr<Sample> Committer::make_child(const Sample& parent, int32_t inde
   SamplingParams params = job.request.sampling;
   params.seed = sample_seed(job.events->seed, index);
   Sampler sampler(params, runtime_.config().vocab);
-  sampler.add_prompt(job.prompt->tokens);
+  sampler.add_prompt(text_tokens(job.prompt->tokens));
   auto child = std::make_unique<Sample>(parent.job, index, std::move(sampler));
   child->reserve(parent.tokens.capacity(), options_.speculation, options_.max_draft);
   child->tokens = parent.tokens;

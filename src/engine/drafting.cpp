@@ -58,6 +58,7 @@ int32_t Drafting::propose_for(Sample& sample, int32_t left, const Costs& costs) 
   const int32_t max = max_drafts(sample, left);
   if (max <= 0) return 0;
   Sample::Draft& draft = sample.draft;
+  if (drafter_ && !sample.job->images.empty()) return 0;  // a model that sees nothing
   if (drafter_) {
     draft.evidence = DraftLengths::kModel;
     const int32_t count = draft.lengths.of[draft.evidence].best(costs.row, costs.draft, max);
@@ -73,6 +74,9 @@ int32_t Drafting::propose_for(Sample& sample, int32_t left, const Costs& costs) 
   if (draft.evidence == LookupDrafter::kNone) return 0;
   const int32_t count = draft.lengths.of[draft.evidence].best(costs.row, 0.0, max);
   draft.lookup.take(sample.tokens, count, draft.tokens);
+  // What stands for an image is no token.
+  const auto image = std::find_if(draft.tokens.begin(), draft.tokens.end(), [](int32_t t) { return t < 0; });
+  draft.tokens.resize(static_cast<size_t>(image - draft.tokens.begin()));
   return static_cast<int32_t>(draft.tokens.size());
 }
 

@@ -20,18 +20,6 @@
 namespace millrace {
 namespace {
 
-Pooling pooling_of(const ModelConfig& config) {
-  switch (config.pooling) {
-    case ModelConfig::Pooling::kFirst:
-      return Pooling::kFirst;
-    case ModelConfig::Pooling::kLast:
-      return Pooling::kLast;
-    case ModelConfig::Pooling::kMean:
-      break;
-  }
-  return Pooling::kMean;
-}
-
 constexpr size_t kMaxVariableDepth = 128;  // a conversation around JSON of a hundred levels
 
 }  // namespace
@@ -135,7 +123,10 @@ class Engine::Impl {
              .max_samples = options_.max_running,
              .embedding_size = runtime_->backend().gives_hidden_states() ? config.hidden : 0,
              .encoder = config.encoder,
-             .pooling = pooling_of(config),
+             .pooling = runtime_->pooling(),
+             .labels = config.head.labels,
+             .score_sigmoid = config.head.labels > 0 && config.head.sigmoid,
+             .images = runtime_->images(),
              .end_tokens = runtime_->end_tokens(),
              .adapters = runtime_->adapter_names(),
              .has_tokenizer = runtime_->has_tokenizer(),
@@ -155,7 +146,7 @@ class Engine::Impl {
     const ExecutorSpec& spec = runtime_->spec();
     info_.memory = {.weights_mapped = weights.mapped,
                     .weights_copied = weights.repacked + weights.dequantized + runtime_->adapter_bytes(),
-                    .workspace = runtime_->backend().workspace_bytes(spec),
+                    .workspace = runtime_->backend().workspace_bytes(spec) + image_workspace(),
                     .available = runtime_->backend().own_memory().value_or(available_memory())};
     for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
       info_.memory.kv_pool +=
@@ -167,6 +158,10 @@ class Engine::Impl {
       info_.memory.kv_pool *= replicas_.size();
       info_.device = fmt::format("{} replicas, each {}", replicas_.size(), info_.device);
     }
+  }
+
+  size_t image_workspace() const {
+    return runtime_->image_reader() == nullptr ? 0 : runtime_->image_reader()->workspace_bytes();
   }
 
   size_t route(const kv::Prompt& prompt) {
@@ -211,6 +206,18 @@ std::vector<int32_t> Engine::tokenize(std::string_view text, bool add_special, b
                                       size_t max_tokens) const {
   return impl_->runtime_->tokenizer().encode(
       text, {.add_special = add_special, .parse_special = parse_special, .max_tokens = max_tokens});
+}
+
+Engine::Pair Engine::tokenize_pair(std::string_view first, std::string_view second, size_t max_tokens) const {
+  const Tokenizer& tokenizer = impl_->runtime_->tokenizer();
+  Pair pair{.tokens = tokenizer.encode(first, {.parse_special = false, .max_tokens = max_tokens})};
+  std::vector<int32_t> behind = tokenizer.encode(second, {.parse_special = false, .max_tokens = max_tokens});
+  // What stands before a text ([CLS]) is there once; what ends one ([SEP]) ends each.
+  const auto prefix = tokenizer.encode("", {.parse_special = false});
+  const bool leads = prefix.size() > 1 && !behind.empty() && behind.front() == prefix.front();
+  pair.second_text = static_cast<int32_t>(pair.tokens.size());
+  pair.tokens.insert(pair.tokens.end(), behind.begin() + (leads ? 1 : 0), behind.end());
+  return pair;
 }
 
 size_t Engine::min_tokens(std::string_view text) const {

@@ -218,6 +218,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.quantize_budget = defaults.quantize_budget;
   draft.quantize_sample = defaults.quantize_sample;
   draft.adapters = defaults.adapters;
+  draft.mmproj = defaults.mmproj;
   draft.lock = defaults.lock;
   draft.gpu_layers = defaults.gpu_layers;
   draft.cpu_experts = defaults.cpu_experts;

@@ -10,6 +10,37 @@
 namespace millrace {
 namespace {
 
+// Puts the tokens of images behind those that announce them, and says where they are.
+std::vector<int32_t> with_images(const Runtime& runtime, const Request& request,
+                                 const std::vector<int32_t>& tokens, std::vector<ImagePlace>& places) {
+  const int32_t announces = runtime.images().token;
+  const auto found = std::count(tokens.begin(), tokens.end(), announces);
+  if (found != std::ssize(request.images)) {
+    throw_error(ErrorCode::kBadInput,
+                "images: found {} with {} places for them in the prompt, expected as many",
+                request.images.size(), found);
+  }
+  std::vector<int32_t> out;
+  for (const int32_t token : tokens) {
+    out.push_back(token);
+    if (token != announces) continue;
+    const std::vector<int32_t> ids = runtime.image_reader()->ids_of(*request.images[places.size()]);
+    places.push_back({static_cast<int32_t>(out.size()), static_cast<int32_t>(ids.size()), nullptr});
+    out.insert(out.end(), ids.begin(), ids.end());
+  }
+  return out;
+}
+
+void check_images(const Runtime& runtime, const Request& request) {
+  if (runtime.image_reader() == nullptr)
+    throw_error(ErrorCode::kUnsupported, "images: {}", runtime.images().refusal);
+  if (request.embedding || request.prompt_logprobs || request.prompt_logits)
+    throw_error(
+        ErrorCode::kUnsupported,
+        "images: found them with a request for embeddings, logprobs or logits of the prompt, expected "
+        "a request for an answer");
+}
+
 // How many they are is not known: the rest was not looked at.
 [[noreturn]] void too_long(const Runtime& runtime) {
   throw PromptTooLong(
@@ -45,6 +76,26 @@ std::vector<int32_t> prompt_tokens(const Runtime& runtime, const ChatTemplate* c
       render_chat(*chat_template, runtime.tokenizer(), {{"messages", to_json(request.messages)}});
   // The template writes the bos itself.
   return runtime.tokenizer().encode(text, {.add_special = false, .parse_special = true});
+}
+
+void check_scores(const Runtime& runtime, const Request& request, size_t tokens) {
+  const ModelConfig::Head& head = runtime.config().head;
+  if (request.embedding == Pooling::kScores && head.labels == 0)
+    throw_error(ErrorCode::kUnsupported,
+                "embedding: {} has no classification head, expected none of its scores",
+                runtime.config().name);
+  if (request.second_text == 0) return;
+  if (request.second_text < 0 || static_cast<size_t>(request.second_text) >= tokens) {
+    throw_error(ErrorCode::kBadInput, "second_text: found {}, expected 0 to {}", request.second_text,
+                tokens - 1);
+  }
+  if (!runtime.config().encoder)
+    throw_error(ErrorCode::kBadInput, "second_text: found one, expected it with text encoders only");
+  if (head.pair_types && runtime.backend().lacks().has(OpFeature::kPairs)) {
+    throw_error(ErrorCode::kUnsupported,
+                "second_text: the device {} has no pairs of texts yet; use --device cpu",
+                runtime.backend().name());
+  }
 }
 
 void check_embedding(const Runtime& runtime, const Request& request) {
@@ -100,6 +151,7 @@ void check(const Runtime& runtime, const Request& request, size_t tokens, int32_
   if (request.embedding == Pooling::kNone) check_fits("embedding", tokens, runtime.config().hidden);
   runtime.check_tokens(request.stop_tokens);
   if (request.embedding) check_embedding(runtime, request);
+  check_scores(runtime, request, tokens);
 }
 
 }  // namespace
@@ -111,13 +163,18 @@ std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
   job->arrival = std::chrono::steady_clock::now();
   job->adapter = runtime.adapter_number(request.adapter);
   job->adapter_identity = runtime.adapter_identity(job->adapter);
-  const std::vector<int32_t> tokens = prompt_tokens(runtime, chat_template, request);
+  if (!request.images.empty()) check_images(runtime, request);
+  const std::vector<int32_t> text = prompt_tokens(runtime, chat_template, request);
+  const std::vector<int32_t> tokens =
+      request.images.empty() ? text : with_images(runtime, request, text, job->images);
   check(runtime, request, tokens.size(), max_running);
+  for (size_t i = 0; i < request.images.size(); ++i)
+    job->images[i].rows = runtime.image_reader()->rows_of(*request.images[i]);
   // Without a tokenizer tokens still go in and out; only text does not.
   if (runtime.has_tokenizer()) job->tokenizer = runtime.shared_tokenizer();
   if (!request.stop.empty()) runtime.tokenizer();
   job->sampler.emplace(request.sampling, runtime.config().vocab);
-  job->sampler->add_prompt(tokens);
+  job->sampler->add_prompt(text);
   job->prompt = cache.make_prompt(tokens, request.cache_salt, job->adapter_identity);
   job->end_tokens = request.stop_tokens;
   if (!request.ignore_end) {
@@ -127,6 +184,7 @@ std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
   job->request.tokens = {};
   job->request.text = {};
   job->request.messages = {};
+  job->request.images = {};
   if (request.embedding) job->request.max_tokens = 1;  // its buffers are made for the prompt alone
   job->events =
       std::make_shared<EventStream::State>(id, job->sampler->seed(), request.samples, choose(*job->prompt));

@@ -23,6 +23,7 @@ struct Job {
   std::shared_ptr<EventStream::State> events;  // to the client
   Request request;                             // without its prompt
   int32_t adapter = -1;                        // by number; -1: none
+  std::vector<ImagePlace> images;              // of the prompt, in order
   std::string_view adapter_identity;           // the runtime's; what its blocks are named for
   std::shared_ptr<const kv::Prompt> prompt;    // tokens and the names of their blocks
   std::shared_ptr<const Tokenizer> tokenizer;  // null: no text

@@ -102,7 +102,11 @@ bool Planner::plan(const sched::Rates& rates, Buffer<StepItem>& items) {
   // Those that run reserve before those that start (whose work comes last): what a start finds may differ
   // from what was promised.
   spare_logits_ = runtime_.spec().max_logit_rows;
-  for (const sched::Work& w : plan.work) spare_logits_ -= 1 + w.drafts;
+  spare_rows_ = runtime_.spec().max_tokens;
+  for (const sched::Work& w : plan.work) {
+    spare_logits_ -= 1 + w.drafts;
+    spare_rows_ -= w.tokens + w.drafts;
+  }
   size_t work = 0;
   const size_t running = plan.work.size() - plan.started_work;
   for (; work < running; ++work) guarded(plan.work[work].id, [&] { collect(plan.work[work], items); });
@@ -202,8 +206,26 @@ void Planner::reserve_buffers(Sample& sample) const {
   sample.reserve(capacity, options_.speculation, options_.max_draft);
   if (sample.constraint) sample.mask.resize((static_cast<size_t>(runtime_.config().vocab) + 63) / 64);
   if (request.embedding && !sample.hidden) {
-    sample.hidden.emplace(*request.embedding, sample.prompt_tokens(), runtime_.config().hidden);
+    const bool scores = *request.embedding == Pooling::kScores;
+    sample.hidden.emplace(scores ? runtime_.pooling() : *request.embedding, sample.prompt_tokens(),
+                          runtime_.config().hidden);
   }
+}
+
+// The tokens of an image are computed in one step: they see one another. So many as end with a whole one, or
+// before it, or, where it comes first, more than were planned.
+int32_t Planner::whole_images(const Sample& sample, int32_t tokens) {
+  const int32_t begin = sample.blocks.length();
+  for (const ImagePlace& image : sample.job->images) {
+    const int32_t end = image.first + image.tokens;
+    if (begin + tokens <= image.first || begin + tokens >= end || begin >= end) continue;
+    if (begin < image.first) return image.first - begin;
+    const int32_t more = end - begin - tokens;
+    if (more > spare_rows_) return 0;
+    spare_rows_ -= more;
+    return end - begin;
+  }
+  return tokens;
 }
 
 // Turns planned work into an item of the step, with its blocks reserved.
@@ -212,8 +234,9 @@ void Planner::collect(const sched::Work& work, Buffer<StepItem>& items) {
   Sample& sample = samples_[work.id];
   if (sample.blocks.state() != kv::Sequence::State::kActive) return;
   const int32_t missing = static_cast<int32_t>(sample.tokens.size()) - sample.blocks.length();
-  int32_t tokens = std::min(work.tokens, missing);
-  if (sample.scores) {  // all of its rows want logits, and there is memory for so many
+  int32_t tokens = whole_images(sample, std::min(work.tokens, missing));
+  if (tokens == 0) return;  // an image waits for a step with room for all of it
+  if (sample.scores) {      // all of its rows want logits, and there is memory for so many
     tokens = std::min(tokens, 1 + std::max(0, spare_logits_));
     spare_logits_ -= tokens - 1;
   }

@@ -48,6 +48,7 @@ class Planner {
   void make_blocks(Sample& sample);
   void reserve_buffers(Sample& sample) const;
   void collect(const sched::Work& work, Buffer<StepItem>& items);
+  int32_t whole_images(const Sample& sample, int32_t tokens);
 
   Runtime& runtime_;
   kv::Cache& cache_;
@@ -58,6 +59,7 @@ class Planner {
   const EngineOptions& options_;
   const CacheMemory memory_;
   int32_t spare_logits_ = 0;  // rows of this plan's step beyond those that tokens are picked from
+  int32_t spare_rows_ = 0;    // of the step that is planned, for images
 };
 
 }  // namespace millrace

@@ -58,7 +58,7 @@ struct BatchHeader {
 };
 
 struct PlainSlice {
-  int32_t first_row, num_tokens, context_len;
+  int32_t first_row, num_tokens, context_len, second_text;
 };
 
 size_t table_length(const SequenceSlice& slice) {
@@ -115,7 +115,7 @@ void pack(const Batch& batch, size_t num_groups, std::vector<std::byte>& to) {
   append(to, batch.tokens);
   append(to, batch.logit_rows);
   for (const SequenceSlice& slice : batch.sequences) {
-    append_one(to, PlainSlice{slice.first_row, slice.num_tokens, slice.context_len});
+    append_one(to, PlainSlice{slice.first_row, slice.num_tokens, slice.context_len, slice.second_text});
   }
   for (const SequenceSlice& slice : batch.sequences) {
     for (size_t g = 0; g < num_groups; ++g) append(to, std::span(slice.tables[g], table_length(slice)));
@@ -137,6 +137,7 @@ void ReceivedBatch::unpack(std::span<const std::byte> bytes, size_t num_groups) 
     slice.first_row = plain.first_row;
     slice.num_tokens = plain.num_tokens;
     slice.context_len = plain.context_len;
+    slice.second_text = plain.second_text;
   }
   reader.read(std::span(tables));
   const int32_t* at = tables.data();

@@ -24,6 +24,7 @@
 #include "io/printable.h"
 #include "kernels/quant/codec.h"
 #include "kernels/quant/kv_types.h"
+#include "model/architecture.h"
 #include "sample/token_softmax.h"
 
 namespace millrace {
@@ -110,11 +111,60 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
     std::string& note = r->weight_types_.note;
     note = r->model_->unpacked() + (note.empty() ? "" : "; " + note);
   }
+  r->head_ = ClassifierHead::read(r->checkpoint_, config);
+  r->open_images(config, options, setup);
   if (r->front_) r->front_->start();
   r->make_executor(setup);
   r->make_cache(config, options, setup);
   if (options.lock) lock_memory();
   return r;
+}
+
+// What reads images, or why nothing does. A file that was named for it has to do.
+void Runtime::open_images(const ModelConfig& config, const EngineOptions& options,
+                          const RuntimeSetup& setup) {
+  const bool named = !options.mmproj.empty();
+  const auto refuse = [&](std::string why) {
+    if (named) throw_error(ErrorCode::kUnsupported, "--mmproj {}: {}", options.mmproj, why);
+    images_.refusal = std::move(why);
+  };
+  const auto text = architecture_of(config).image_text();
+  if (!text)
+    return refuse(fmt::format("models of the architecture {} take no images here", config.architecture));
+  if (!setup.shared()) return refuse("this command takes no images");
+  if (backend_->lacks().has(OpFeature::kImages))
+    return refuse(fmt::format("the device {} takes no images yet; use --device cpu", backend_->name()));
+  if (group_ != nullptr) return refuse("ranks take no images yet; use one process");
+  if (!tokenizer_) return refuse("the model has no tokenizer");
+  const std::vector<int32_t> token =
+      tokenizer_->encode(text->token, {.add_special = false, .parse_special = true});
+  if (token.size() != 1) return refuse(fmt::format("the vocabulary has no {}", text->token));
+  io::Checkpoint tower = named ? io::Checkpoint::open(options.mmproj) : checkpoint_;
+  if (!named && (checkpoint_.gguf || !VisionTower::is_in(tower))) {
+    return refuse(checkpoint_.gguf ? "the model has no vision tower beside it: --mmproj names one"
+                                   : "the model has no vision tower");
+  }
+  if (named && !tower.gguf) return refuse("found a directory, expected a GGUF file");
+  BackendOptions own{.threads = options.threads};
+  std::unique_ptr<Backend> backend = make_backend(backend_->name() == "reference" ? "reference" : "cpu", own);
+  try {
+    image_reader_ =
+        std::make_unique<ImageReader>(std::move(tower), text->projector, config.hidden, std::move(backend));
+  } catch (const Error& error) {
+    return refuse(error.what());
+  }
+  const int32_t rows = image_reader_->tokens() + options.max_running;
+  if (spec_.max_tokens < rows) {
+    image_reader_.reset();
+    return refuse(
+        fmt::format("a step has {} rows, an image and those who run need {}: --step-tokens raises it",
+                    spec_.max_tokens, rows));
+  }
+  images_ = {.token = token.front(),
+             .refusal = {},
+             .rows = image_reader_->tokens(),
+             .written = std::string(text->written),
+             .expanded = std::string(text->expanded)};
 }
 
 std::vector<Adapter> Runtime::read_adapters(const ModelConfig& config, const EngineOptions& options) {
@@ -262,20 +312,27 @@ void Runtime::compute(std::span<const Slice> slices) {
   batch_.clear();
   logit_rows_.clear();
   sampled_rows_.clear();
+  given_.clear();
   const bool takes_sampled =
       std::any_of(slices.begin(), slices.end(), [](const Slice& slice) { return slice.sampled_row >= 0; });
   for (const Slice& slice : slices) {
     const auto first = static_cast<int32_t>(tokens_.size());
     const auto count = static_cast<int32_t>(slice.tokens.size());
-    batch_.push_back({.first_row = first,
-                      .num_tokens = count,
-                      .context_len = slice.sequence->length() + slice.ahead,
-                      .tables = {}});
-    batch_.back().adapter = slice.adapter;
+    SequenceSlice piece{.first_row = first,
+                        .num_tokens = count,
+                        .context_len = slice.sequence->length() + slice.ahead,
+                        .tables = {},
+                        .adapter = slice.adapter,
+                        .second_text = slice.second_text};
     for (size_t g = 0; g < spec_.kv_groups.size(); ++g) {
-      batch_.back().tables[g] = slice.sequence->table(static_cast<int>(g));
+      piece.tables[g] = slice.sequence->table(static_cast<int>(g));
     }
     tokens_.insert(tokens_.end(), slice.tokens.begin(), slice.tokens.end());
+    if (slice.images.empty()) {
+      batch_.push_back(piece);
+    } else {
+      add_with_images(piece, slice.images);
+    }
     if (takes_sampled) sampled_rows_.resize(tokens_.size(), slice.sampled_row);
     if (slice.want == Slice::Want::kLast && count > 0) logit_rows_.push_back(first + count - 1);
     if (slice.want == Slice::Want::kAll) {
@@ -291,7 +348,49 @@ void Runtime::compute(std::span<const Slice> slices) {
                     .sequences = batch_,
                     .logit_rows = logit_rows_,
                     .sampled_rows = sampled_rows_,
-                    .only_logits = !hidden});
+                    .only_logits = !hidden,
+                    .given = given_});
+}
+
+// A sequence's rows in pieces: texts, and images, whose tokens see one another.
+void Runtime::add_with_images(const SequenceSlice& whole, std::span<const ImagePlace> images) {
+  const int32_t begin = whole.context_len, end = begin + whole.num_tokens;
+  const auto add = [&](int32_t from, int32_t to, bool image) {
+    if (from >= to) return;
+    SequenceSlice piece = whole;
+    piece.first_row = whole.first_row + from - begin;
+    piece.num_tokens = to - from;
+    piece.context_len = from;
+    piece.both_ways = image;
+    batch_.push_back(piece);
+  };
+  int32_t at = begin;
+  for (const ImagePlace& image : images) {
+    const int32_t first = std::max(image.first, begin), last = image.first + image.tokens;
+    if (last <= begin || first >= end) continue;
+    MILLRACE_CHECK(last <= end);
+    add(at, first, false);
+    add(first, last, true);
+    at = last;
+    for (int32_t p = first; p < last; ++p) {
+      const int32_t row = whole.first_row + p - begin;
+      tokens_[static_cast<size_t>(row)] = 0;  // any that is in the table
+      given_.push_back({row, image.rows->data() + int64_t{p - image.first} * spec_.hidden});
+    }
+  }
+  add(at, end, false);
+}
+
+Pooling Runtime::pooling() const {
+  switch (config().pooling) {
+    case ModelConfig::Pooling::kFirst:
+      return Pooling::kFirst;
+    case ModelConfig::Pooling::kLast:
+      return Pooling::kLast;
+    case ModelConfig::Pooling::kMean:
+      break;
+  }
+  return Pooling::kMean;
 }
 
 std::span<const float> Runtime::forward(std::span<const Slice> slices) {

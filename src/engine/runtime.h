@@ -14,12 +14,15 @@
 #include "base/buffer_pool.h"
 #include "dist/shares.h"
 #include "engine/executor_store.h"
+#include "engine/image_reader.h"
 #include "engine/rank_front.h"
 #include "engine/runtime_setup.h"
 #include "io/checkpoint.h"
 #include "jinja/chat_template.h"
 #include "kv/cache.h"
+#include "millrace/engine.h"
 #include "millrace/options.h"
+#include "model/classifier_head.h"
 #include "model/model.h"
 #include "tokenizer/tokenizer.h"
 
@@ -27,6 +30,13 @@ namespace millrace {
 
 class PipelineLeader;
 class RemoteExecutor;
+
+// Where an image is in a prompt: its tokens, [tokens, hidden] as the model reads them. The ids of these
+// tokens are below 0 and stand for the image's bytes (image_tokens.h).
+struct ImagePlace {
+  int32_t first = 0, tokens = 0;
+  std::shared_ptr<const std::vector<float>> rows;
+};
 
 // Some tokens of one sequence whose blocks are reserved: a row of the engine's own steps.
 struct Slice {
@@ -36,8 +46,10 @@ struct Slice {
   int32_t ahead = 0;  // tokens computed before these that do not count yet: drafts
   // Not -1: the one token is what the device picks in this row of the step before (Batch::sampled_rows).
   int32_t sampled_row = -1;
-  bool hidden = false;   // read_hidden will be asked for its rows
-  int32_t adapter = -1;  // by number (Runtime::adapter_number); -1: none
+  bool hidden = false;                      // read_hidden will be asked for its rows
+  int32_t adapter = -1;                     // by number (Runtime::adapter_number); -1: none
+  int32_t second_text = INT32_MAX;          // SequenceSlice's
+  std::span<const ImagePlace> images = {};  // of the sequence, in order; none ends behind these tokens only
 };
 
 // Some new tokens of one sequence, and which of them want logits.
@@ -120,6 +132,12 @@ class Runtime {
   [[noreturn]] void explain_no_token(int32_t sampled) const;
   // The hidden state of one row of that step (all slices' tokens in order) behind the last norm, [hidden].
   void read_hidden(int32_t row, std::span<float> to) const { stepping_->read_hidden(*executor_, row, to); }
+  // How the model's makers pool hidden states; the scores of its head, of a pooled state [hidden].
+  Pooling pooling() const;
+  std::vector<float> scores_of(std::span<const float> pooled) const { return head_->scores(pooled); }
+  // What is said of images (ModelInfo), and what reads them: null where none can be.
+  const ModelInfo::Images& images() const { return images_; }
+  ImageReader* image_reader() const { return image_reader_.get(); }
   // Throws Error{kBadInput} naming the damage in the file when a row of logits holds a NaN.
   void check_logits(std::span<const float> row) const;
   void check_generates() const;                              // Error{kUnsupported} for a text encoder
@@ -137,9 +155,11 @@ class Runtime {
   Runtime() = default;
   void load_tokenizer_of(const ModelConfig& config);
   std::vector<Adapter> read_adapters(const ModelConfig& config, const EngineOptions& options);
+  void open_images(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup);
   void make_executor(const RuntimeSetup& setup);
   void make_cache(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup);
   void compute(std::span<const Slice> slices);
+  void add_with_images(const SequenceSlice& whole, std::span<const ImagePlace> images);
   void compute_inputs(std::span<const StepInput> inputs);
   void advance(std::span<const StepInput> inputs);
   std::span<const float> checked_logits();
@@ -168,10 +188,14 @@ class Runtime {
   WeightTypes weight_types_;
   std::vector<std::string> adapter_names_, adapter_identities_;
   size_t adapter_bytes_ = 0;
+  std::optional<ClassifierHead> head_;
+  ModelInfo::Images images_;
+  std::unique_ptr<ImageReader> image_reader_;
   int32_t own_adapter_ = -1;  // of step(), step_greedy(), generate_greedy() and prefill()
   // Reused by every step.
   Buffer<int32_t> tokens_, logit_rows_, sampled_rows_, greedy_;
   Buffer<SequenceSlice> batch_;
+  std::vector<GivenRow> given_;
   Buffer<Slice> step_slices_;
 };
 

@@ -70,6 +70,14 @@ class Architecture {
   // The layer, as the paper has it.
   virtual void layer(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) const = 0;
 
+  // Of a model that is trained to read images: what its chat template writes for one, and what belongs in
+  // place of that, with `token` once, behind which the image's rows stand (vision_tower.h).
+  struct ImageText {
+    std::string_view token, written, expanded;
+    std::string_view projector;  // what GGUF calls its vision tower's kind (clip.projector_type)
+  };
+  virtual std::optional<ImageText> image_text() const { return std::nullopt; }
+
   // `millrace synth`: shapes with names, a tokenizer for so many tokens, and the type experts are published
   // in (none: that of the other matrices).
   virtual std::vector<SyntheticPreset> presets() const = 0;

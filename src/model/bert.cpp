@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "io/hf_directory.h"
 #include "model/architecture.h"
+#include "model/classifier_head.h"
 #include "model/decoder_config.h"
 #include "model/decoder_layer.h"
 #include "model/decoder_weights.h"
@@ -31,6 +32,7 @@ class Bert final : public Architecture {
     read_activation(reader, config, "hidden_act", Activation::kGelu);
     read_encoder(reader, config);
     config.own.emplace(kTypes, types_in(reader));
+    config.head.pair_types = types_in(reader) > 1;
     if (reader.is_gguf()) return;
     const auto positions = reader.hf().find("position_embedding_type");
     if (positions != reader.hf().end() && *positions != "absolute")
@@ -57,14 +59,17 @@ class Bert final : public Architecture {
   std::vector<WeightSpec> outer_weights(const ModelConfig& c) const override {
     using M = ModelWeights;
     const auto types = static_cast<int64_t>(c.own.at(std::string(kTypes)));
-    return {outer_table("position_embd.weight", "embeddings.position_embeddings.weight", c.context_length,
-                        c.hidden, &M::positions),
-            outer_table("token_types.weight", "embeddings.token_type_embeddings.weight", types, c.hidden,
-                        &M::token_types),
-            outer_vector("token_embd_norm.weight", "embeddings.LayerNorm.weight", c.hidden,
-                         &M::embedding_norm, Presence::kRequired, 0.0),
-            outer_vector("token_embd_norm.bias", "embeddings.LayerNorm.bias", c.hidden,
-                         &M::embedding_norm_bias, Presence::kRequired, kBiasSpread)};
+    std::vector<WeightSpec> to = {outer_table("position_embd.weight", "embeddings.position_embeddings.weight",
+                                              c.context_length, c.hidden, &M::positions),
+                                  outer_table("token_types.weight", "embeddings.token_type_embeddings.weight",
+                                              types, c.hidden, &M::token_types),
+                                  outer_vector("token_embd_norm.weight", "embeddings.LayerNorm.weight",
+                                               c.hidden, &M::embedding_norm, Presence::kRequired, 0.0),
+                                  outer_vector("token_embd_norm.bias", "embeddings.LayerNorm.bias", c.hidden,
+                                               &M::embedding_norm_bias, Presence::kRequired, kBiasSpread)};
+    // The pooler, a tanh, and the labels' rows.
+    add_head(to, c, {.dense = "pooler.dense.weight", .dense_bias = "pooler.dense.bias"});
+    return to;
   }
 
   std::vector<WeightSpec> layer_weights(const ModelConfig& c, int) const override {

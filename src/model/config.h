@@ -75,6 +75,13 @@ struct ModelConfig {
   // one vector, made of its hidden states.
   bool encoder = false;
   enum class Pooling { kMean, kFirst, kLast } pooling = Pooling::kMean;
+  // Of an encoder that is a classifier (classifier_head.h).
+  struct Head {
+    int32_t labels = 0;  // scores of a text or of a pair; 0: there is no head
+    enum class Activation { kTanh, kGelu } activation = Activation::kTanh;
+    bool sigmoid = true;      // a score is to be seen as 1 / (1 + e^-score): cross-encoders' one label
+    bool pair_types = false;  // tokens of the second text of a pair are of a type of their own
+  } head = {};
 
   // Hyperparameters that one architecture's file alone reads and uses, by its names for them.
   std::map<std::string, float, std::less<>> own;

@@ -57,6 +57,13 @@ class Gemma3 final : public Gemma {
     config.rope_window_inv_freq = plain_angles(theta, config.rotary_dims);
   }
 
+  std::optional<ImageText> image_text() const override {
+    return ImageText{.token = "<start_of_image>",
+                     .written = "<start_of_image>",
+                     .expanded = "\n\n<start_of_image><end_of_image>\n\n",
+                     .projector = "gemma3"};
+  }
+
   std::vector<SyntheticPreset> presets() const override {
     return {{"gemma3-27b", R"({"model_type": "gemma3_text", "num_hidden_layers": 62, "hidden_size": 5376,
       "intermediate_size": 21504, "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128,

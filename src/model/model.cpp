@@ -65,7 +65,10 @@ void for_each_weight(WeightSource& source, const ModelConfig& c, const dist::Sha
   }
   take(-1, norm, norm.use, w.output_norm);
   if (last) take(-1, output, output.use, w.output);
-  for (size_t i = 3; i < outside.size(); ++i) take(-1, outside[i], outside[i].use, w.*outside[i].outer);
+  for (size_t i = 3; i < outside.size(); ++i) {
+    WeightPtr nowhere;
+    take(-1, outside[i], outside[i].use, outside[i].on_host ? nowhere : w.*outside[i].outer);
+  }
   for (int l = 0; l < c.layers; ++l) {
     LayerWeights& layer = *w.layers.emplace_back(architecture.new_layer());
     if (l < layers.begin || l >= layers.end) continue;
@@ -266,6 +269,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
       source, model->config_, backend.shares(), model->weights_,
       [&](const std::string& name, const WeightSpec& spec, const TensorView& stored, WeightUse use,
           const WeightPlace& place, WeightPtr& to) {
+        if (spec.on_host) return;
         const DType type = loaded_type(quantize, name, stored, use, tied);
         if (before) before->begin(index++);
         auto gathered = source.take_gathered();
@@ -363,10 +367,11 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
   WeightSource::Unpacked unpacked_before;
   const bool tied = has_tied_output(checkpoint);
   for_each_weight(source, config, backend.shares(), none,
-                  [&](const std::string& name, const WeightSpec&, const TensorView& stored, WeightUse use,
-                      const WeightPlace& place, WeightPtr&) {
+                  [&](const std::string& name, const WeightSpec& spec, const TensorView& stored,
+                      WeightUse use, const WeightPlace& place, WeightPtr&) {
                     const size_t copied = source.gathered_bytes() - gathered;  // of this weight
                     gathered += copied;
+                    if (spec.on_host) return;
                     TensorView view = stored;
                     view.type = loaded_type(quantize, name, stored, use, tied);
                     const bool same = view.type == stored.type;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "io/hf_directory.h"
 #include "model/architecture.h"
+#include "model/classifier_head.h"
 #include "model/decoder_config.h"
 #include "model/decoder_layer.h"
 #include "model/decoder_weights.h"
@@ -36,6 +37,7 @@ class ModernBert final : public Architecture {
     read_layer_norm(reader, config, "norm_eps");
     read_activation(reader, config, "hidden_activation", Activation::kGelu);
     read_encoder(reader, config);
+    read_classifier(reader, config);
     // Half of it lies on either side; a token sees itself too.
     const int32_t around = reader.integer("attention.sliding_window", "local_attention", 1, 1 << 28);
     read_windows(reader, config, around / 2 + 1);
@@ -71,12 +73,19 @@ class ModernBert final : public Architecture {
 
   std::vector<WeightSpec> outer_weights(const ModelConfig& c) const override {
     using M = ModelWeights;
-    return {outer_vector("token_embd_norm.weight", "embeddings.norm.weight", c.hidden, &M::embedding_norm,
-                         Presence::kRequired, 0.0),
-            outer_vector("token_embd_norm.bias", "embeddings.norm.bias", c.hidden, &M::embedding_norm_bias,
-                         Presence::kRare, kBiasSpread),
-            outer_vector("output_norm.bias", "final_norm.bias", c.hidden, &M::output_norm_bias,
-                         Presence::kRare, kBiasSpread)};
+    std::vector<WeightSpec> to = {outer_vector("token_embd_norm.weight", "embeddings.norm.weight", c.hidden,
+                                               &M::embedding_norm, Presence::kRequired, 0.0),
+                                  outer_vector("token_embd_norm.bias", "embeddings.norm.bias", c.hidden,
+                                               &M::embedding_norm_bias, Presence::kRare, kBiasSpread),
+                                  outer_vector("output_norm.bias", "final_norm.bias", c.hidden,
+                                               &M::output_norm_bias, Presence::kRare, kBiasSpread)};
+    add_head(to, c,
+             {.dense = "head.dense.weight",
+              .dense_bias = "head.dense.bias",
+              .has_dense_bias = Presence::kRare,
+              .norm = "head.norm.weight",
+              .norm_bias = "head.norm.bias"});
+    return to;
   }
 
   std::vector<WeightSpec> layer_weights(const ModelConfig& c, int layer) const override {
@@ -131,6 +140,17 @@ class ModernBert final : public Architecture {
   }
 
  private:
+  static void read_classifier(const ConfigReader& reader, ModelConfig& config) {
+    config.head.activation = ModelConfig::Head::Activation::kGelu;
+    if (config.head.labels == 0 || reader.is_gguf()) return;
+    const std::string pooling = reader.hf().value("classifier_pooling", "cls");
+    if (pooling != "cls" && pooling != "mean")
+      reader.fail("config.json: classifier_pooling", pooling, "cls or mean");
+    if (pooling == "mean") config.pooling = ModelConfig::Pooling::kMean;
+    const std::string activation = reader.hf().value("classifier_activation", "gelu");
+    if (activation != "gelu") reader.fail("config.json: classifier_activation", activation, "gelu");
+  }
+
   // Every so many layers one sees everything, the first of them; or as layer_types has it.
   static void read_windows(const ConfigReader& reader, ModelConfig& config, int32_t window) {
     const auto slides_every = [](int32_t every) { return [every](int32_t l) { return l % every != 0; }; };

@@ -1,5 +1,6 @@
 #include "model/text_encoder.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -73,11 +74,45 @@ void read_modules(const std::string& folder, ModelConfig& config) {
   }
 }
 
+// How sentence-transformers says what its cross-encoder makes of a score: the name of a class of torch.
+bool sigmoid_of(const json& config, const std::string& path) {
+  std::string name = config.value("sbert_ce_default_activation_function", "");
+  const auto own = config.find("sentence_transformers");
+  if (own != config.end() && own->is_object()) name = own->value("activation_fn", name);
+  const std::string kind = name.substr(name.rfind('.') + 1);
+  if (kind.empty() || kind == "Sigmoid") return true;
+  if (kind == "Identity") return false;
+  throw_error(ErrorCode::kUnsupported, "{}: config.json: activation of scores: found {}, expected {}", path,
+              name, "Sigmoid or Identity");
+}
+
+void read_head(const ConfigReader& reader, ModelConfig& config) {
+  const io::Checkpoint& checkpoint = reader.checkpoint();
+  if (!reader.is_gguf()) {
+    const json classes = reader.hf().value("architectures", json::array());
+    const bool classifies = std::any_of(classes.begin(), classes.end(), [](const json& name) {
+      return name.is_string() && name.get<std::string>().ends_with("ForSequenceClassification");
+    });
+    if (!classifies) return;
+  }
+  const TensorView* output =
+      checkpoint.find_tensor(reader.is_gguf() ? "cls.output.weight" : "classifier.weight");
+  if (output == nullptr || output->rank != 2 || output->shape[0] > 1024) return;
+  config.head.labels = static_cast<int32_t>(output->shape[0]);
+  config.head.sigmoid =
+      config.head.labels == 1 && (reader.is_gguf() ? reader.flag_or("classifier.sigmoid", "", true)
+                                                   : sigmoid_of(reader.hf(), checkpoint.path()));
+}
+
 }  // namespace
 
 void read_encoder(const ConfigReader& reader, ModelConfig& config) {
   config.encoder = true;
-  if (!reader.is_gguf()) return read_modules(reader.checkpoint().path(), config);
+  read_head(reader, config);
+  if (!reader.is_gguf()) {
+    if (config.head.labels > 0) config.pooling = Pooling::kFirst;
+    return read_modules(reader.checkpoint().path(), config);
+  }
   const int32_t type = reader.integer_or("pooling_type", "", 0, 16, kGgufMean);
   if (type > kGgufRank)
     throw_error(ErrorCode::kUnsupported, "{}: pooling_type: found {}, expected 1 (mean), 2 (cls) or 3 (last)",
@@ -90,6 +125,13 @@ void read_encoder(const ConfigReader& reader, ModelConfig& config) {
 void write_encoder(GgufKeys& keys) {
   keys.flag("attention.causal", false);
   const Pooling pooling = keys.config().pooling;
+  if (keys.config().head.labels > 0) {
+    if (pooling != Pooling::kFirst)
+      throw_error(ErrorCode::kUnsupported, "classifier_pooling: found mean, expected cls: GGUF has no other");
+    if (!keys.config().head.sigmoid) keys.flag("classifier.sigmoid", false);
+    keys.size("pooling_type", kGgufRank);
+    return;
+  }
   keys.size("pooling_type", pooling == Pooling::kFirst  ? kGgufFirst
                             : pooling == Pooling::kLast ? kGgufLast
                                                         : kGgufMean);

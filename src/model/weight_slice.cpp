@@ -77,6 +77,13 @@ constexpr Rule kRules[] = {
     {"ffn_up_shexp.weight", Cut::kRows},
     {"ffn_down_shexp.weight", Cut::kRows},
     {"ffn_gate_inp_shexp.weight", Cut::kWhole},
+
+    {"cls.weight", Cut::kWhole},  // the host's
+    {"cls.bias", Cut::kWhole},
+    {"cls.norm.weight", Cut::kWhole},
+    {"cls.norm.bias", Cut::kWhole},
+    {"cls.output.weight", Cut::kWhole},
+    {"cls.output.bias", Cut::kWhole},
 };
 
 std::optional<Cut> cut_of(std::string_view role) {

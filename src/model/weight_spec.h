@@ -105,6 +105,7 @@ struct WeightSpec {
   std::optional<HeadsOf> heads_of = {};
   // Outside the layers: where it goes, instead of `to`.
   OuterMember outer = nullptr;
+  bool on_host = false;  // read by ClassifierHead alone: no device takes it in
   // What is added to a vector of a Hugging Face file: Gemma's norms are stored less one, but not in GGUF.
   float hf_offset = 0.0f;
   // A Hugging Face file has the logarithm of the number less its sign: exp of it, negative, is the weight.

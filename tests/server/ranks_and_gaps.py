@@ -1,6 +1,7 @@
 """/v1/rerank, /infill and `suffix`; and what `serve` says of a tokenizer or a chat template that it cannot use."""
 
 import json
+import math
 import pathlib
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from models import GOLDEN
 from shared import describe, dot
 
 ENCODERS = ROOT / "tests" / "golden" / "encoders"
+CLASSIFIERS = ROOT / "tests" / "golden" / "classifiers"
 MINILM = ROOT / "build" / "models" / "all-MiniLM-L6-v2"
 # Tokens of the tiny Llama's vocabulary, called as a family with gaps calls its own.
 NAMES = {"<|start|>": "<|fim_prefix|>", "<|end|>": "<|fim_suffix|>", "<|message|>": "<|fim_middle|>"}
@@ -177,30 +179,56 @@ class Ranks(unittest.TestCase):
             self.assertEqual((status, answer["error"]["param"]), (400, param), answer)
 
 
+def word_pieces(words):
+    """A tokenizer.json of words with numbers, between [CLS] and [SEP]."""
+    vocab = {name: i for i, name in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"w{i}" for i in range(4, words))])}
+    pieces = lambda *names: [{"SpecialToken": {"id": n, "type_id": 0}} if n[0] == "[" else {"Sequence": {"id": n, "type_id": 0}}
+                             for n in names]
+    special = {n: {"id": n, "ids": [vocab[n]], "tokens": [n]} for n in ("[CLS]", "[SEP]")}
+    return json.dumps({
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                  "max_input_chars_per_word": 100, "vocab": vocab},
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "lowercase": True},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {"type": "TemplateProcessing", "single": pieces("[CLS]", "A", "[SEP]"),
+                           "pair": pieces("[CLS]", "A", "[SEP]", "B", "[SEP]"), "special_tokens": special},
+        "added_tokens": []})
+
+
 class CrossEncoders(unittest.TestCase):
-    def test_refused(self):
-        with tempfile.TemporaryDirectory(prefix="millrace-rank-test-") as folder:
-            path = pathlib.Path(folder) / "model"
-            shutil.copytree(ENCODERS / "bert" / "hf", path)
-            (path / "tokenizer.json").write_text(json.dumps({
-                "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-                          "max_input_chars_per_word": 100, "vocab": {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4}},
-                "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "lowercase": True},
-                "pre_tokenizer": {"type": "BertPreTokenizer"},
-                "added_tokens": []}))
-            weights = path / "model.safetensors"
-            data = weights.read_bytes()
-            length = int.from_bytes(data[:8], "little")
-            head = json.loads(data[8:8 + length])
-            end = max(entry["data_offsets"][1] for name, entry in head.items() if name != "__metadata__")
-            head["classifier.weight"] = {"dtype": "F32", "shape": [1, 4], "data_offsets": [end, end + 16]}
-            text = json.dumps(head).encode()
-            text += b" " * (-len(text) % 8)
-            weights.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length:] + bytes(16))
-            with Server(shared.BINARY, path) as server:
-                status, answer = server.json("POST", "/v1/rerank", {"query": "a", "documents": ["b"]})
-                self.assertEqual((status, answer["error"]["param"]), (501, "model"), answer)
-                self.assertIn("cross-encoder", answer["error"]["message"])
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="millrace-rank-test-")
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name) / "model"
+
+    def model(self, source):
+        shutil.copytree(source / "hf", self.path)
+        (self.path / "tokenizer.json").write_text(word_pieces(100))
+        golden = json.loads((source / "golden.json").read_text())
+        text = lambda tokens: " ".join(f"w{t}" for t in tokens)
+        return [(text(p["tokens"][1:p["second"] - 1]), text(p["tokens"][p["second"]:-1]), p["scores"]) for p in golden.get("pairs", [])]
+
+    def test_scores_of_transformers(self):
+        pairs = self.model(CLASSIFIERS / "bert")
+        with Server(shared.BINARY, self.path, "--device", "cpu", "--kv-type", "f32") as server:
+            for query, document, (score,) in pairs:
+                status, answer = server.json("POST", "/v1/rerank", {"query": query, "documents": [document]})
+                self.assertEqual(status, 200, answer)
+                self.assertAlmostEqual(answer["results"][0]["relevance_score"], 1 / (1 + math.exp(-score)), places=4)
+            query, documents = pairs[1][0], [document for _, document, _ in pairs]
+            answer = server.json("POST", "/v1/rerank", {"query": query, "documents": documents, "top_n": 3})[1]
+            scores = [r["relevance_score"] for r in answer["results"]]
+            self.assertEqual((len(scores), scores), (3, sorted(scores, reverse=True)))
+            for bad in ({"query": ""}, {"documents": [""]}, {"documents": ["w5 " * 200]}):
+                status, answer = server.json("POST", "/v1/rerank", {"query": query, "documents": documents, **bad})
+                self.assertEqual(status, 400, answer)
+
+    def test_labels_are_refused(self):
+        self.model(CLASSIFIERS / "bert-labels")
+        with Server(shared.BINARY, self.path) as server:
+            status, answer = server.json("POST", "/v1/rerank", {"query": "w5", "documents": ["w6"]})
+            self.assertEqual((status, answer["error"]["param"]), (501, "model"), answer)
+            self.assertIn("3 labels", answer["error"]["message"])
 
 
 class TextOfModels(unittest.TestCase):

@@ -67,7 +67,8 @@ void AttentionPlan::begin_step(std::span<const AttentionSequence> sequences) {
   rows_ = num_tiles_ = 0;
   longest_context_ = 0;
   for (size_t i = 0; i < sequences.size(); ++i) {
-    const auto [first_row, num_tokens, context_len] = sequences[i];
+    const int32_t first_row = sequences[i].first_row, num_tokens = sequences[i].num_tokens,
+                  context_len = sequences[i].context_len;
     const auto s = static_cast<int32_t>(i);
     MILLRACE_CHECK(first_row == rows_ && context_len + num_tokens <= shape_.max_context);
     rows_ += num_tokens;
@@ -103,7 +104,8 @@ void AttentionPlan::keep_rows(std::span<const int32_t> rows) {
 std::pair<int64_t, int64_t> AttentionPlan::splits_of(const QueryTile& tile, const AttentionMask& mask) const {
   const AttentionSequence& sequence = sequences_[tile.sequence];
   const int32_t from = sequence.context_len + tile.first_token;
-  const int32_t last = mask.last(from + tile.num_tokens - 1, sequence.context_len + sequence.num_tokens);
+  const int32_t length = sequence.context_len + sequence.num_tokens;
+  const int32_t last = sequence.both_ways ? length : mask.last(from + tile.num_tokens - 1, length);
   return {mask.first(from) / kSplitTokens, (last - 1) / kSplitTokens + 1};
 }
 

@@ -23,6 +23,8 @@ struct AttentionShape {
 // position context_len.
 struct AttentionSequence {
   int32_t first_row, num_tokens, context_len;
+  bool both_ways = false;           // each of these tokens sees up to the last of them
+  int32_t second_text = INT32_MAX;  // position where a second text begins
 };
 
 // A few query tokens of one sequence that attend together, per KV head. A row of a tile is (token, head of

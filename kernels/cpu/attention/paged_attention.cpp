@@ -58,7 +58,8 @@ void AttentionRun::visible(const QueryTile& tile, int64_t split, int32_t* first,
   const int32_t length = sequence_of(tile).context_len + sequence_of(tile).num_tokens;
   for (int32_t i = 0; i < tile.num_tokens; ++i) {
     const int32_t position = sequence_of(tile).context_len + tile.first_token + i;
-    const int32_t from = op_.mask.first(position), to = op_.mask.last(position, length);
+    const int32_t from = op_.mask.first(position);
+    const int32_t to = sequence_of(tile).both_ways ? length : op_.mask.last(position, length);
     for (int32_t g = 0; g < group_size_; ++g) {
       first[i * group_size_ + g] = std::max(from, begin);
       last[i * group_size_ + g] = std::min(to, begin + kSplitTokens);

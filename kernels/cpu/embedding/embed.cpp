@@ -21,7 +21,8 @@ void embed_rows(const Context& ctx, const TensorView& table, const int32_t* toke
 }
 
 void add_position_rows(const Context& ctx, const TensorView* positions, const TensorView* types,
-                       const int32_t* position_of, int64_t rows, int64_t cols, float* x, float* scratch) {
+                       const int32_t* position_of, const std::function<int64_t(int64_t)>& type_of,
+                       int64_t rows, int64_t cols, float* x, float* scratch) {
   ctx.pool.parallel_for(rows, 8, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
       float* row = scratch + t * cols;
@@ -32,7 +33,7 @@ void add_position_rows(const Context& ctx, const TensorView* positions, const Te
         ctx.kernels.scale_add(x + t * cols, 1.0f, row, 1.0f, cols);
       };
       add(positions, position_of[t]);
-      add(types, 0);
+      add(types, type_of(t));
     }
   });
 }

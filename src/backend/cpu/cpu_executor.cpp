@@ -113,7 +113,8 @@ void CpuExecutor::begin(const Batch& batch) {
   for (const SequenceSlice& slice : batch.sequences) {
     if (slice.num_tokens == 0) continue;
     MILLRACE_CHECK(sequences < batch.tokens.size());
-    work_->sequences[sequences] = {slice.first_row, slice.num_tokens, slice.context_len};
+    work_->sequences[sequences] = {slice.first_row, slice.num_tokens, slice.context_len, slice.both_ways,
+                                   slice.second_text};
     for (size_t g = 0; g < kv_pools_.size(); ++g) work_->tables[g][sequences] = slice.tables[g];
     ++sequences;
   }
@@ -130,10 +131,18 @@ void CpuExecutor::embed(const Embed& op) {
   embed_rows(context(), own(*op.table).matrix.view, batch_.tokens.data(), rows_, op.scale, work_->residual);
   const auto view_of = [](const Weight* w) { return w == nullptr ? nullptr : &own(*w).matrix.view; };
   if (op.positions != nullptr || op.types != nullptr) {
-    add_position_rows(context(), view_of(op.positions), view_of(op.types), work_->attention_plan.positions(),
-                      rows_, spec_.hidden, work_->residual, work_->normed);
+    const AttentionPlan& plan = work_->attention_plan;
+    add_position_rows(
+        context(), view_of(op.positions), view_of(op.types), plan.positions(),
+        [&plan](int64_t row) {
+          const AttentionSequence& s = plan.sequences()[plan.sequence_of()[row]];
+          return plan.positions()[row] >= s.second_text ? 1 : 0;
+        },
+        rows_, spec_.hidden, work_->residual, work_->normed);
   }
   norm_residual(op.norm);
+  for (const GivenRow& given : batch_.given)
+    std::copy_n(given.values, spec_.hidden, work_->residual + int64_t{given.row} * spec_.hidden);
 }
 
 void CpuExecutor::norm_residual(const Norm& op) {

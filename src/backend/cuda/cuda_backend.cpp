@@ -45,10 +45,12 @@ class CudaBackend final : public Backend {
   }
 
   bool gives_hidden_states() const override { return true; }
-  // Written, and their kernels compared with torch; whole models were not compared on a GPU yet.
   OpFeatures lacks() const override {
     OpFeatures missing;
+    missing.add(OpFeature::kPairs);
+    missing.add(OpFeature::kImages);
     if (std::getenv("MILLRACE_CUDA_UNPROVEN") != nullptr) return missing;
+    // Written, and their kernels compared with torch; whole models were not compared on a GPU yet.
     missing.add(OpFeature::kLatent);
     missing.add(OpFeature::kAdapters);
     missing.add(OpFeature::kGatedAttention);

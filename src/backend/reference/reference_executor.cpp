@@ -100,7 +100,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
 
   void embed(const Embed& op) override {
     Floats row(spec_.hidden);
-    for_each_token([&](const SequenceSlice&, int64_t t, int32_t position) {
+    for_each_token([&](const SequenceSlice& s, int64_t t, int32_t position) {
       float* x = residual_.data() + t * spec_.hidden;
       quant::dequantize_row(own(*op.table).view, batch_.tokens[t], x);
       for (int64_t i = 0; i < spec_.hidden; ++i) x[i] *= op.scale;
@@ -110,9 +110,11 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
         for (int64_t i = 0; i < spec_.hidden; ++i) x[i] += row[i];
       };
       add(op.positions, position);
-      add(op.types, 0);
+      add(op.types, position >= s.second_text ? 1 : 0);
       norm(op.norm, x, spec_.hidden, x);
     });
+    for (const GivenRow& given : batch_.given)
+      std::copy_n(given.values, spec_.hidden, residual_.data() + int64_t{given.row} * spec_.hidden);
   }
 
   void norm_qkv(const NormQkv& op) override {
@@ -183,7 +185,8 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     reference::Attention layer{kv_of(op.layer),     nullptr,    spec_.heads, op.window, op.scale,
                                values_of(op.sinks), op.softcap, op.chunk};
     for_each_token([&](const SequenceSlice& s, int64_t row, int32_t position) {
-      layer.bidirectional_length = op.bidirectional ? s.context_len + s.num_tokens : 0;
+      layer.bidirectional_length = op.bidirectional || s.both_ways ? s.context_len + s.num_tokens : 0;
+      layer.both_ways = s.both_ways;
       layer.table = table_of(s, op.layer);
       reference::attend(layer, position, &query_[row * cols], &attention_[row * cols]);
     });

@@ -1,0 +1,264 @@
+// Images: files decoded and resized as Pillow does it; a tiny Gemma 3 that sees, from a Hugging Face
+// directory and with a tower of its own (mmproj), against transformers; however its prompt is cut, and
+// through the prefix cache.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "backend/backend.h"
+#include "base/error.h"
+#include "golden_reader.h"
+#include "image/picture.h"
+#include "io/checkpoint.h"
+#include "millrace/engine.h"
+#include "model/vision_tower.h"
+
+namespace millrace {
+namespace {
+
+const std::string kFolder = golden::kRoot + "images/";
+
+std::shared_ptr<const std::string> file(const std::string& name) {
+  const std::vector<std::byte> bytes = golden::read_bytes(kFolder + name);
+  return std::make_shared<const std::string>(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+// Whether this build has libpng and libjpeg-turbo; others say so of every file.
+bool decodes() {
+  try {
+    image::decode(*file("mill.png"));
+    return true;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    return false;
+  }
+}
+
+struct Recorded {
+  image::Picture picture, resized;
+  std::vector<float> rows;  // [rows, hidden]
+};
+
+std::map<std::string, Recorded> recorded() {
+  const nlohmann::json json = golden::read_json(kFolder + "golden.json");
+  const std::vector<std::byte> all = golden::read_bytes(kFolder + "golden.bin");
+  const std::byte* at = all.data();
+  const auto take = [&](int32_t width, int32_t height) {
+    image::Picture out{width, height, {}};
+    out.rgb.resize(static_cast<size_t>(width) * static_cast<size_t>(height) * 3);
+    std::memcpy(out.rgb.data(), at, out.rgb.size());
+    at += out.rgb.size();
+    return out;
+  };
+  const int32_t size = json.at("image_size");
+  std::map<std::string, Recorded> out;
+  for (const char* name : {"mill.png", "photo.jpg"}) {
+    const nlohmann::json& shape = json.at("pictures").at(name);
+    Recorded& entry = out[name];
+    entry.picture = take(shape.at("width"), shape.at("height"));
+    entry.resized = take(size, size);
+    entry.rows.resize(json.at("rows").get<size_t>() * json.at("hidden").get<size_t>());
+    std::memcpy(entry.rows.data(), at, entry.rows.size() * sizeof(float));
+    at += entry.rows.size() * sizeof(float);
+  }
+  return out;
+}
+
+int largest_difference(const image::Picture& a, const image::Picture& b) {
+  EXPECT_EQ(a.width, b.width);
+  EXPECT_EQ(a.height, b.height);
+  EXPECT_EQ(a.rgb.size(), b.rgb.size());
+  int worst = 0;
+  for (size_t i = 0; i < std::min(a.rgb.size(), b.rgb.size()); ++i)
+    worst = std::max(worst, std::abs(int{a.rgb[i]} - int{b.rgb[i]}));
+  return worst;
+}
+
+TEST(Image, FilesAreReadAsPillowReadsThem) {
+  if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
+  for (const auto& [name, expected] : recorded()) {
+    SCOPED_TRACE(name);
+    const image::Picture picture = image::decode(*file(name));
+    EXPECT_LE(largest_difference(picture, expected.picture), name == "mill.png" ? 0 : 3);  // another IDCT
+    const image::Picture resized =
+        image::resize(expected.picture, expected.resized.width, expected.resized.height);
+    EXPECT_LE(largest_difference(resized, expected.resized), 1);
+  }
+  // What is transparent keeps its colour.
+  const image::Picture mill = image::decode(*file("mill.png")), alpha = image::decode(*file("alpha.png"));
+  EXPECT_TRUE(std::equal(alpha.at(0, 0), alpha.at(0, 0) + 3, mill.at(0, 0)));
+}
+
+std::string refusal_of(std::string bytes) {
+  try {
+    image::decode(bytes);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kBadInput);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Image, BadFilesAreRefusedInOneLine) {
+  if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
+  EXPECT_NE(refusal_of("GIF89a").find("neither"), std::string::npos);
+  for (const char* name : {"mill.png", "photo.jpg"}) {
+    const std::string whole = *file(name);
+    EXPECT_NE(refusal_of(whole.substr(0, 30)).find("damaged"), std::string::npos);
+    std::string huge = whole;  // what it says of its size is looked at first
+    const size_t at = name == std::string("mill.png") ? 16 : huge.find("\xff\xc0") + 5;
+    huge[at] = huge[at + 1] = '\x7f';
+    EXPECT_FALSE(refusal_of(huge).empty());
+    for (size_t i = 0; i < whole.size(); i += 7) {  // whatever is damaged: an error, or some picture
+      std::string damaged = whole;
+      damaged[i] = static_cast<char>(damaged[i] ^ 0x55);
+      refusal_of(damaged);
+    }
+  }
+  EXPECT_THROW(image::check_size("PNG", 100000, 10), Error);
+  EXPECT_THROW(image::check_size("PNG", 10000, 10000), Error);
+}
+
+TEST(Image, TowersAgreeWithTransformers) {
+  for (const char* path : {"gemma3", "mmproj.gguf"}) {
+    for (const char* device : {"reference", "cpu"}) {
+      SCOPED_TRACE(std::string(path) + " " + device);
+      const io::Checkpoint checkpoint = io::Checkpoint::open(kFolder + path);
+      ASSERT_TRUE(VisionTower::is_in(checkpoint));
+      const std::unique_ptr<Backend> backend = make_backend(device, {.threads = 2});
+      VisionTower tower(checkpoint, "gemma3", 32, *backend);
+      EXPECT_EQ(tower.config().tokens, 16);
+      for (const auto& [name, expected] : recorded())
+        EXPECT_LT(golden::relative_error(tower.rows_of(expected.resized.rgb.data()), expected.rows), 1e-5);
+    }
+  }
+}
+
+std::unique_ptr<Engine> open(const std::string& device, int32_t step_tokens = 0,
+                             const std::string& mmproj = {}) {
+  EngineOptions options;
+  options.model = kFolder + "gemma3";
+  options.mmproj = mmproj;
+  options.device = device;
+  options.threads = 2;
+  options.context = 256;
+  options.kv_type = "f32";
+  options.max_running = 2;
+  options.step_tokens = step_tokens;
+  return Engine::create(options);
+}
+
+struct Answer {
+  std::vector<int32_t> tokens;
+  std::vector<std::pair<int32_t, double>> first;  // logprobs
+  Usage usage;
+};
+
+Answer ask(Engine& engine, const nlohmann::json& prompt, bool exchanged = false) {
+  Request request{.tokens = prompt.at("tokens").get<std::vector<int32_t>>()};
+  for (const std::string& name : prompt.at("images").get<std::vector<std::string>>())
+    request.images.push_back(file(!exchanged ? name : name == "square.png" ? "turned.png" : "square.png"));
+  request.max_tokens = static_cast<int32_t>(prompt.at("next").size());
+  request.ignore_end = true;
+  request.sampling.temperature = 0;
+  request.sampling.logprobs = 20;
+  EventStream stream = engine.submit(request);
+  Answer answer;
+  while (std::optional<Event> event = stream.next()) {
+    EXPECT_NE(event->kind, Event::Kind::kFailed) << event->error;
+    if (event->kind != Event::Kind::kToken) answer.usage = event->usage;
+    if (event->kind != Event::Kind::kToken) continue;
+    if (answer.tokens.empty()) answer.first = event->top;
+    answer.tokens.push_back(event->token);
+  }
+  return answer;
+}
+
+double worst_logprob(const Answer& answer, const nlohmann::json& prompt) {
+  std::map<int32_t, double> found(answer.first.begin(), answer.first.end());
+  double worst = 0;
+  for (const nlohmann::json& entry : prompt.at("logprobs"))
+    worst = std::max(worst, std::abs(found[entry.at(0)] - entry.at(1).get<double>()));
+  return worst;
+}
+
+TEST(Image, AnswersAgreeWithTransformers) {
+  if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
+  const nlohmann::json golden = golden::read_json(kFolder + "golden.json");
+  for (const char* device : {"reference", "cpu"}) {
+    for (const std::string& mmproj : {std::string(), kFolder + "mmproj.gguf"}) {
+      SCOPED_TRACE(std::string(device) + " " + mmproj);
+      const auto engine = open(device, 0, mmproj);
+      EXPECT_EQ(engine->model().images.token, golden.at("boi"));
+      for (const nlohmann::json& prompt : golden.at("prompts")) {
+        const Answer answer = ask(*engine, prompt);
+        // Of pictures that have to be resized, or are JPEG files, some pixels are a level of 255 off.
+        const bool exact = prompt.at("images").at(0) != "mill.png";
+        EXPECT_LT(worst_logprob(answer, prompt), exact ? 1e-4 : 2e-2);
+        EXPECT_EQ(answer.tokens, prompt.at("next").get<std::vector<int32_t>>());
+        EXPECT_GT(worst_logprob(ask(*engine, prompt, /*exchanged=*/true), prompt), 0.02);
+      }
+    }
+  }
+}
+
+// A step has room for an image and four tokens: the same bits as in one piece.
+TEST(Image, HoweverThePromptIsCut) {
+  if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
+  const nlohmann::json golden = golden::read_json(kFolder + "golden.json");
+  const auto whole = open("cpu"), cut = open("cpu", 20);
+  for (const nlohmann::json& prompt : golden.at("prompts")) {
+    const Answer a = ask(*whole, prompt), b = ask(*cut, prompt);
+    EXPECT_EQ(a.tokens, b.tokens);
+    EXPECT_EQ(a.first, b.first);
+  }
+}
+
+TEST(Image, ThePrefixCacheKnowsImagesByTheirContent) {
+  if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
+  const nlohmann::json golden = golden::read_json(kFolder + "golden.json");
+  const nlohmann::json& prompt = golden.at("prompts").at(1);  // 41 tokens before the first image
+  const auto engine = open("cpu");
+  const Answer first = ask(*engine, prompt), again = ask(*engine, prompt);
+  const Answer other = ask(*engine, prompt, /*exchanged=*/true);
+  EXPECT_EQ(first.usage.cached_tokens, 0);
+  EXPECT_GT(again.usage.cached_tokens, 80);
+  EXPECT_EQ(first.first, again.first);
+  EXPECT_LE(other.usage.cached_tokens, 42);
+  EXPECT_EQ(other.first, ask(*open("cpu"), prompt, /*exchanged=*/true).first);
+}
+
+TEST(Image, WhatCannotBeIsRefused) {
+  if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
+  const auto engine = open("cpu");
+  const int32_t boi = engine->model().images.token;
+  const auto refused = [](Engine& from, const Request& request) {
+    try {
+      from.submit(request);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(
+      refused(*engine, {.tokens = {1, boi, 5}, .images = {file("mill.png"), file("mill.png")}}).find("2"),
+      std::string::npos);
+  EXPECT_NE(refused(*engine, {.tokens = {1, boi, 5}, .images = {file("golden.json")}}).find("neither"),
+            std::string::npos);
+  Request scored{.tokens = {1, boi, 5}, .images = {file("mill.png")}};
+  scored.prompt_logits = true;
+  EXPECT_FALSE(refused(*engine, scored).empty());
+  EngineOptions text;
+  text.model = golden::kRoot + "models/gemma3/model.gguf";
+  text.device = "cpu";
+  text.context = 64;
+  const auto blind = Engine::create(text);
+  EXPECT_EQ(blind->model().images.token, -1);
+  EXPECT_FALSE(refused(*blind, {.tokens = {1, 5}, .images = {file("mill.png")}}).empty());
+  text.model = golden::kRoot + "models/llama2/model.gguf";
+  text.mmproj = kFolder + "mmproj.gguf";
+  EXPECT_THROW(Engine::create(text), Error);
+}
+
+}  // namespace
+}  // namespace millrace

@@ -1,0 +1,130 @@
+"""Images through the chat and responses APIs, with a tiny Gemma 3 that sees (tests/golden/images)."""
+
+import base64
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+import shared
+from harness import ROOT, Server
+from models import GOLDEN
+
+IMAGES = ROOT / "tests" / "golden" / "images"
+ROWS = 16
+LETTER = 262  # its token for an a
+
+
+def data_url(name):
+    kind = "png" if name.endswith("png") else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode((IMAGES / name).read_bytes()).decode()}"
+
+
+def chat(*parts):
+    content = [{"type": "text", "text": p} if not p.startswith("data:") else {"type": "image_url", "image_url": {"url": p}}
+               for p in parts]
+    # Of a random model's tokens some are no text: one of those that are, "a".
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0, "logprobs": True,
+            "logit_bias": {str(LETTER): 100}}
+
+
+def skip_without_codecs(server):
+    answer = server.json("POST", "/v1/chat/completions", chat(data_url("mill.png")))[1]
+    if "this build has no" in str(answer.get("error")):
+        raise unittest.SkipTest(answer["error"]["message"])
+
+
+class Images(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(shared.BINARY, IMAGES / "gemma3", "--device", "cpu", "--ctx", "512", "--kv-type", "f32").__enter__()
+        try:
+            skip_without_codecs(cls.server)
+        except unittest.SkipTest:
+            cls.tearDownClass()
+            raise
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.__exit__(None, None, None)
+
+    def good(self, path, body):
+        status, answer = self.server.json("POST", path, body)
+        self.assertEqual(status, 200, answer)
+        return answer
+
+    def logprobs(self, answer):
+        self.assertEqual(len(answer["choices"][0]["logprobs"]["content"]), 4)
+        return [entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"]]
+
+    def test_chat(self):
+        text = self.good("/v1/chat/completions", chat("look:", "here"))
+        first = self.good("/v1/chat/completions", chat("look:", data_url("mill.png"), "here"))
+        again = self.good("/v1/chat/completions", chat("look:", data_url("mill.png"), "here"))
+        other = self.good("/v1/chat/completions", chat("look:", data_url("photo.jpg"), "here"))
+        self.assertGreaterEqual(first["usage"]["prompt_tokens"], text["usage"]["prompt_tokens"] + ROWS + 2)
+        self.assertEqual(self.logprobs(first), self.logprobs(again))
+        self.assertGreaterEqual(again["usage"]["prompt_tokens_details"]["cached_tokens"], ROWS)
+        self.assertNotEqual(self.logprobs(first), self.logprobs(other))
+        both = self.good("/v1/chat/completions", chat(data_url("photo.jpg"), "and", data_url("mill.png")))
+        self.assertGreater(both["usage"]["prompt_tokens"], 2 * ROWS)
+
+    def test_counted(self):
+        body = chat("look:", data_url("mill.png"))
+        answer = self.good("/v1/chat/completions", body)
+        self.assertEqual(self.good("/tokenize", {"messages": body["messages"]})["count"], answer["usage"]["prompt_tokens"])
+
+    def test_names_of_control_tokens_stay_text(self):
+        plain = self.good("/v1/chat/completions", chat("<start_of_image>", data_url("mill.png")))
+        self.assertGreater(plain["usage"]["prompt_tokens"], ROWS)
+
+    def test_responses(self):
+        parts = [{"type": "input_text", "text": "look:"}, {"type": "input_image", "image_url": data_url("mill.png")}]
+        body = {"input": [{"role": "user", "content": parts}], "max_output_tokens": 4, "temperature": 0}
+        answer = self.good("/v1/responses", body)
+        self.assertGreater(answer["usage"]["input_tokens"], ROWS)
+        more = self.good("/v1/responses", {"input": "and?", "previous_response_id": answer["id"], "max_output_tokens": 4})
+        self.assertGreater(more["usage"]["input_tokens"], answer["usage"]["input_tokens"])
+        status, refused = self.server.json("POST", "/v1/responses", {**body, "truncation": "auto"})
+        self.assertEqual((status, refused["error"]["param"]), (400, "truncation"))
+
+    def test_bad_images(self):
+        broken = data_url("mill.png")[:120]
+        for url, says in (("https://example.com/a.png", "data URL"), ("data:image/png;base64,!!", "base64"), (broken, "damaged"),
+                          ("data:image/gif;base64,R0lGODlh", "neither")):
+            body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+            status, answer = self.server.json("POST", "/v1/chat/completions", body)
+            self.assertEqual(status, 400, answer)
+            self.assertIn(says, answer["error"]["message"])
+        system = {"messages": [{"role": "system", "content": [{"type": "image_url", "image_url": {"url": data_url("mill.png")}}]}]}
+        self.assertEqual(self.server.json("POST", "/v1/chat/completions", system)[0], 400)
+
+
+class ImagesOfFiles(unittest.TestCase):
+    """A GGUF file, with its tower in another, answers as the directory does; without, it says what is missing."""
+
+    def test_mmproj(self):
+        body = chat("look:", data_url("square.png"), "here")
+        with tempfile.TemporaryDirectory(prefix="millrace-image-test-") as folder:
+            path = pathlib.Path(folder) / "model.gguf"
+            subprocess.run([shared.BINARY, "quantize", IMAGES / "gemma3", path, "--type", "f32"], check=True, capture_output=True)
+            options = ("--device", "cpu", "--ctx", "512", "--kv-type", "f32")
+            answers = []
+            for model, more in ((IMAGES / "gemma3", ()), (path, ("--mmproj", IMAGES / "mmproj.gguf"))):
+                with Server(shared.BINARY, model, *options, *more) as server:
+                    skip_without_codecs(server)
+                    status, answer = server.json("POST", "/v1/chat/completions", body)
+                    self.assertEqual(status, 200, answer)
+                    answers.append(answer["choices"][0])
+            self.assertEqual([len(a["logprobs"]["content"]) for a in answers], [4, 4])
+            for one, other in zip(*(a["logprobs"]["content"] for a in answers)):
+                self.assertEqual(one["token"], other["token"])
+                self.assertAlmostEqual(one["logprob"], other["logprob"], places=4)
+            with Server(shared.BINARY, path, *options) as server:
+                status, answer = server.json("POST", "/v1/chat/completions", body)
+                self.assertEqual(status, 400)
+                self.assertIn("--mmproj", answer["error"]["message"])
+        done = subprocess.run([shared.BINARY, "serve", GOLDEN / "llama2" / "model.gguf", "--mmproj", IMAGES / "mmproj.gguf",
+                               "--port", "0"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("take no images", done.stderr)
