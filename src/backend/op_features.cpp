@@ -24,7 +24,13 @@ constexpr const char* kNames[] = {"LayerNorm",
                                   "latent attention",
                                   "gated attention",
                                   "layers with a state",
-                                  "adapters"};
+                                  "adapters",
+                                  "squared ReLU",
+                                  "experts without a gate",
+                                  "a scaled shared expert",
+                                  "scaled inputs of a state",
+                                  "attention beside a state",
+                                  "a decay of each channel"};
 static_assert(sizeof(kNames) / sizeof(*kNames) == static_cast<size_t>(OpFeature::kCount));
 
 }  // namespace

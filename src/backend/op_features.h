@@ -28,8 +28,14 @@ enum class OpFeature : int {
   kWeighedInput,
   kLatent,  // latent attention
   kGatedAttention,
-  kState,     // linear attention, state-space models, short convolutions
-  kAdapters,  // Batch::adapters
+  kState,           // linear attention, state-space models, short convolutions
+  kAdapters,        // Batch::adapters
+  kReluSquared,     // Activation::kReluSquared
+  kUngatedExperts,  // experts, or a shared one, without a gate
+  kScaledShared,    // Experts::Shared::scale
+  kScaledInputs,    // HeadColumns::scale
+  kStateBeside,     // a layer with keys and values and a state
+  kChannelDecay,    // StateShape::channel_decay: NormMix::behind comes with it
   kCount,
 };
 

@@ -45,6 +45,12 @@ class CudaBackend final : public Backend {
     missing.add(OpFeature::kGatedAttention);
     missing.add(OpFeature::kState);
     missing.add(OpFeature::kAdapters);
+    missing.add(OpFeature::kReluSquared);
+    missing.add(OpFeature::kUngatedExperts);
+    missing.add(OpFeature::kScaledShared);
+    missing.add(OpFeature::kScaledInputs);
+    missing.add(OpFeature::kStateBeside);
+    missing.add(OpFeature::kChannelDecay);
     return missing;
   }
   std::optional<double> measure_read_bandwidth() override {
