@@ -35,4 +35,5 @@
   ONE(kMamba2)                      \
   ONE(kNemotronH)                   \
   ONE(kNemotronHMoe)                \
-  ONE(kFalconH1)
+  ONE(kFalconH1)                    \
+  ONE(kKimiLinear)
