@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "base/error.h"
 #include "io/hf_directory.h"
@@ -85,8 +86,8 @@ class NemotronH : public Architecture {
     config.layer_windows.assign(static_cast<size_t>(config.layers), 0);
     config.unrotated_layers.assign(static_cast<size_t>(config.layers), true);
     read_mamba(reader, kNemotronFields, /*hf_norm_groups=*/true, config);
-    if (reader.is_gguf())
-      config.own["step_min"] = static_cast<float>(reader.real_or("ssm.time_step_min", "", 0.0));
+    config.own.try_emplace("step_min", static_cast<float>(reader.real_or("ssm.time_step_min", "", 0.0)));
+    config.own.try_emplace("step_max", std::numeric_limits<float>::infinity());
     if (has_experts()) read_experts(reader, config);
   }
 
@@ -210,7 +211,8 @@ class NemotronH : public Architecture {
       if (has_experts()) config.dense_layers.push_back(kind != 'E');
     }
     config.kv_heads = reader.integer_or("", "num_key_value_heads", 1, 1024, config.heads);
-    config.ffn = reader.integer("", "intermediate_size", 1, 1 << 20);
+    if (pattern.find('-') != std::string::npos)
+      config.ffn = reader.integer("", "intermediate_size", 1, 1 << 20);
     for (const auto& [field, usual] : {std::pair{"mlp_hidden_act", "relu2"}, {"mamba_hidden_act", "silu"}}) {
       const auto found = reader.hf().find(field);
       if (found != reader.hf().end() && *found != usual)
