@@ -205,6 +205,10 @@ class NemotronH : public Architecture {
     if (pattern.empty() || pattern.size() > 1024 || pattern.find_first_not_of("M*-E") != std::string::npos)
       reader.fail("config.json: hybrid_override_pattern", pattern,
                   "M, *, - or E for each of 1 to 1024 layers");
+    const int32_t said = reader.integer_or("", "num_hidden_layers", 1, 1024, config.layers);
+    if (said != config.layers)
+      reader.fail("config.json: num_hidden_layers", fmt::format("{}", said),
+                  fmt::format("{}, the kinds of layers it lists", config.layers));
     for (const char kind : pattern) {
       config.state_layers.push_back(kind == 'M');
       config.bare_layers.push_back(kind == '-' || kind == 'E');
