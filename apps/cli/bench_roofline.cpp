@@ -66,7 +66,7 @@ class MeteredExecutor final : public ForwardingExecutor {
     time(Op::kAttend, [&] { inner().attend(op); });
     const ExecutorSpec& spec = meter_->runtime().spec();
     // From here on, in the last layer, rows without logits are left out.
-    if (only_logits_ && op.layer + 1 == std::ssize(spec.layers)) tokens_ = logit_rows_;
+    if (only_logits_ && op.layer + 1 == std::ssize(spec.layers) && spec.beside.empty()) tokens_ = logit_rows_;
     OpTotals& totals = meter_->at(Op::kAttend);
     for (const SequenceSlice& s : sequences_) {
       double pairs = 0.0, first = s.context_len;  // first: the earliest position any row sees

@@ -21,6 +21,10 @@ float activate(const FeedForward& op, float gate, float up) {
     const double x = gate, inner = std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x);
     return static_cast<float>(0.5 * x * (1.0 + std::tanh(inner)) * up);
   }
+  if (op.activation == kReluSquared) {
+    const double x = std::max(gate, 0.0f);
+    return static_cast<float>(x * x * up);
+  }
   const double g = std::min(gate, op.limit), u = std::clamp(up, -op.limit, op.limit);
   return static_cast<float>(g * sigmoid(op.alpha * g) * (u + 1.0));
 }
@@ -104,7 +108,8 @@ void route_sigmoid(const float* scores, int64_t experts, int64_t k, const Sigmoi
 void experts_add(const FeedForward& op, const int32_t* chosen, const float* weights, int64_t k,
                  const float* x, float* y, bool weigh_input) {
   const int64_t hidden = out_rows(op.down), inner = out_rows(op.gate);
-  std::vector<float> gate(static_cast<size_t>(inner)), up(gate.size()), down(static_cast<size_t>(hidden));
+  std::vector<float> gate(static_cast<size_t>(inner)), up(gate.size(), 1.0f),
+      down(static_cast<size_t>(hidden));
   std::vector<double> sum(static_cast<size_t>(hidden), 0.0);
   std::vector<float> weighed(x, x + op.gate.matrix->cols());
   for (int64_t slot = 0; slot < k; ++slot) {
@@ -113,7 +118,7 @@ void experts_add(const FeedForward& op, const int32_t* chosen, const float* weig
       for (size_t i = 0; i < weighed.size(); ++i) weighed[i] = x[i] * weights[slot];
     }
     linear(op.gate, chosen[slot], weighed.data(), 1, gate.data());
-    linear(op.up, chosen[slot], weighed.data(), 1, up.data());
+    if (op.up.matrix != nullptr) linear(op.up, chosen[slot], weighed.data(), 1, up.data());
     for (int64_t i = 0; i < inner; ++i) gate[i] = activate(op, gate[i], up[i]);
     linear(op.down, chosen[slot], gate.data(), 1, down.data());
     for (int64_t i = 0; i < hidden; ++i) sum[i] += down[i] * (weigh_input ? 1.0 : weights[slot]);

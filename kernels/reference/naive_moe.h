@@ -10,8 +10,15 @@ namespace millrace::reference {
 struct FeedForward {
   LinearWeights gate, up, down;  // [.., inner, hidden] twice, [.., hidden, inner]
   // kSilu: silu(g) * u. kClampedSwiglu (gpt-oss): g = min(g, limit), u = clamp(u, +-limit),
-  // g * sigmoid(alpha g) * (u + 1). kGelu, kGeluTanh: GELU(g) * u. Without `up`, u is 1.
-  enum class Activation { kSilu, kClampedSwiglu, kGelu, kGeluTanh } activation = Activation::kSilu;
+  // g * sigmoid(alpha g) * (u + 1). kGelu, kGeluTanh: GELU(g) * u. kReluSquared:
+  // max(g, 0)^2 * u. Without `up`, u is 1.
+  enum class Activation {
+    kSilu,
+    kClampedSwiglu,
+    kGelu,
+    kGeluTanh,
+    kReluSquared
+  } activation = Activation::kSilu;
   float alpha = 1.702f, limit = 7.0f;
 };
 

@@ -25,6 +25,11 @@ Doubles convolve(const StateMix& op, const int32_t* table, int32_t position) {
   const StateShape& s = op.shape;
   const StateBlock at(s);
   Doubles y(static_cast<size_t>(s.channels()));
+  const auto weights = [&](int64_t c) {
+    if (op.conv_keys == nullptr || c < s.keys()) return op.conv + c * s.taps;
+    return c < 2 * s.keys() ? op.conv_keys + (c - s.keys()) * s.taps
+                            : op.conv_values + (c - 2 * s.keys()) * s.taps;
+  };
   for (int64_t c = 0; c < s.channels(); ++c) {
     double sum = op.conv_bias == nullptr ? 0.0 : op.conv_bias[c];
     for (int32_t t = 0; t < s.taps; ++t) {
@@ -32,8 +37,8 @@ Doubles convolve(const StateMix& op, const int32_t* table, int32_t position) {
       const float* block = block_of(op, table, from);
       MILLRACE_CHECK(block != nullptr || from < 0);
       if (block != nullptr)
-        sum += static_cast<double>(op.conv[c * s.taps + t]) *
-               block[at.inputs + from % kBlockTokens * at.row_inputs + c];
+        sum +=
+            static_cast<double>(weights(c)[t]) * block[at.inputs + from % kBlockTokens * at.row_inputs + c];
     }
     y[static_cast<size_t>(c)] = op.conv_silu ? silu(sum) : sum;
   }
@@ -52,13 +57,18 @@ void keep_row(const StateMix& op, float* block, int32_t row, const float* mix, c
   const StateBlock at(s);
   for (int64_t i = 0; i < s.keys(); ++i)
     block[at.keys + row * at.row_keys + i] = static_cast<float>(x[static_cast<size_t>(s.key_at() + i)]);
+  const auto step_of = [&](int64_t i) {
+    const double biased = mix[s.step_at() + i] + (op.step_bias == nullptr ? 0.0 : op.step_bias[i]);
+    return biased > 20.0 ? biased : std::log1p(std::exp(biased));
+  };
+  const int64_t per_head = s.steps() / s.value_heads;
   for (int32_t h = 0; h < s.value_heads; ++h) {
-    const double biased = mix[s.step_at() + h] + (op.step_bias == nullptr ? 0.0 : op.step_bias[h]);
-    double step = biased > 20.0 ? biased : std::log1p(std::exp(biased));
+    double step = step_of(h * per_head);
     const bool scan = op.kind == Kind::kSelectiveScan;
     if (scan) step = std::clamp<double>(step, op.step_min, op.step_max);
-    block[at.decays + row * at.row_decays + h] = static_cast<float>(op.a[h] * step);
-    block[at.betas + row * at.row_decays + h] =
+    for (int64_t i = h * per_head; i < (h + 1) * per_head; ++i)
+      block[at.decays + row * at.row_decays + i] = static_cast<float>(op.a[h] * (scan ? step : step_of(i)));
+    block[at.betas + row * at.row_betas + h] =
         static_cast<float>(scan ? step : logistic(mix[s.beta_at() + h]));
     for (int32_t i = 0; i < s.value_dim; ++i) {
       const double v = x[static_cast<size_t>(s.value_at() + h * s.value_dim + i)];
@@ -74,9 +84,12 @@ void advance(const StateMix& op, const float* block, int32_t row, int32_t head, 
   const StateBlock at(s);
   const float* k = block + at.keys + row * at.row_keys + s.key_head(head) * s.key_dim;
   const float* v = block + at.writes + row * at.row_writes + head * at.padded_dim;
-  const double decay = std::exp(static_cast<double>(block[at.decays + row * at.row_decays + head]));
-  const double beta = block[at.betas + row * at.row_decays + head];
-  for (double& x : state) x *= decay;
+  const double beta = block[at.betas + row * at.row_betas + head];
+  for (int32_t d = 0; d < s.key_dim; ++d) {
+    const int64_t step = s.channel_decay ? int64_t{head} * s.key_dim + d : head;
+    const double decay = std::exp(static_cast<double>(block[at.decays + row * at.row_decays + step]));
+    for (int32_t i = 0; i < s.value_dim; ++i) state[static_cast<size_t>(d * s.value_dim + i)] *= decay;
+  }
   for (int32_t i = 0; i < s.value_dim; ++i) {
     double known = 0.0;
     for (int32_t d = 0; d < s.key_dim; ++d) known += state[static_cast<size_t>(d * s.value_dim + i)] * k[d];
@@ -105,7 +118,10 @@ Doubles state_at(const StateMix& op, const int32_t* table, int32_t position, int
 void gate_and_norm(const StateMix& op, const float* mix, Doubles& y) {
   const StateShape& s = op.shape;
   const auto gate = [&] {
-    for (int64_t i = 0; i < s.values(); ++i) y[static_cast<size_t>(i)] *= silu(mix[s.gate_at() + i]);
+    for (int64_t i = 0; i < s.values(); ++i) {
+      const double g = mix[s.gate_at() + i];
+      y[static_cast<size_t>(i)] *= op.gate_sigmoid ? logistic(g) : silu(g);
+    }
   };
   if (!op.norm_before_gate) gate();
   for (int64_t c = 0; op.norm != nullptr && c < s.values(); c += op.norm_size) {

@@ -205,9 +205,10 @@ struct Attend {
 struct HeadColumns {
   int32_t first = 0, heads = 0, dim = 0;
   int32_t per_group = 1, group_stride = 0;
+  float scale = 1.0f;  // what they are multiplied by (Falcon H1)
   // All side by side.
-  static HeadColumns plain(int32_t first, int32_t heads, int32_t dim) {
-    return {first, heads, dim, heads > 0 ? heads : 1, 0};
+  static HeadColumns plain(int32_t first, int32_t heads, int32_t dim, float scale = 1.0f) {
+    return {first, heads, dim, heads > 0 ? heads : 1, 0, scale};
   }
   int32_t at(int32_t head) const { return first + head / per_group * group_stride + head % per_group * dim; }
 };
@@ -217,7 +218,14 @@ struct HeadColumns {
 // step and a beta. Parts with no heads are not there.
 struct NormMix {
   Norm norm;
-  std::array<Linear, 4> in;
+  std::array<Linear, 6> in;
+  // Products of products, whose columns come behind those of `in`: of columns [first, first + in) of the row
+  // (Kimi Linear's gate and steps, of low rank).
+  struct Behind {
+    Linear by;
+    int32_t first = 0;
+  };
+  std::array<Behind, 2> behind = {};
   HeadColumns query, key, value, gate, step, beta;
   HeadColumns value_by = {};  // the values are multiplied by these (LFM 2)
 };
@@ -226,7 +234,8 @@ struct NormMix {
 // kGatedDelta: the gated delta rule. Queries and keys are normed to length 1, queries divided by
 // sqrt(key_dim);
 //   decay = exp(a softplus(step + step_bias)), beta = sigmoid(beta); S = decay S, S += k (beta (v - S^T
-//   k))^T, o = S^T q; y = norm(o) silu(gate).
+//   k))^T, o = S^T q; y = norm(o) silu(gate), or norm(o) sigmoid(gate). With StateShape::channel_decay a row
+//   of S has a decay of its own, and step_bias is [value heads][key_dim].
 // kSelectiveScan: Mamba-2. step = clamp(softplus(step + step_bias)), decay = exp(a step);
 //   S = decay S + k (step v)^T, o = S^T q + d v; y = norm(o silu(gate)), or norm(o) silu(gate).
 // kConvolution: y = gate * what is convolved.
@@ -234,12 +243,15 @@ struct StateMix {
   int layer = 0;
   enum class Kind { kGatedDelta, kSelectiveScan, kConvolution } kind = Kind::kGatedDelta;
   const Weight *conv = nullptr, *conv_bias = nullptr;  // [channels, taps]; [channels], or absent
+  // Where each has its own, `conv` is that of the queries, [keys, taps]; these [keys, taps], [values, taps].
+  const Weight *conv_keys = nullptr, *conv_values = nullptr;
   bool conv_silu = true;
   const Weight *a = nullptr, *step_bias = nullptr, *d = nullptr;  // [value heads]; the last two may be absent
   float step_min = 0.0f, step_max = 0.0f;                         // of kSelectiveScan
   Norm norm = {};  // kGatedDelta: [value_dim], of each head; else [values], of norm_size columns each
   int32_t norm_size = 0;
   bool norm_before_gate = true;
+  bool gate_sigmoid = false;  // of kGatedDelta
 };
 
 // x += scale * norm_after(W y + bias), y: what attention made.
@@ -252,9 +264,9 @@ struct Projection {
   float scale = 1.0f;    // Granite's residual multiplier
 };
 
-// kSilu: silu(g) * u. kGelu, kGeluTanh: the same with GELU by erf or by tanh. kClampedSwiglu (gpt-oss):
-// g = min(g, limit), u = clamp(u, +-limit), g * sigmoid(alpha g) * (u + 1).
-enum class Activation { kSilu, kClampedSwiglu, kGelu, kGeluTanh };
+// kSilu: silu(g) * u. kGelu, kGeluTanh: the same with GELU by erf or by tanh. kReluSquared: max(g, 0)^2 * u.
+// kClampedSwiglu (gpt-oss): g = min(g, limit), u = clamp(u, +-limit), g * sigmoid(alpha g) * (u + 1).
+enum class Activation { kSilu, kClampedSwiglu, kGelu, kGeluTanh, kReluSquared };
 
 struct Ffn {  // x += scale * norm_after(down(act(gate n) * (up n))), n = norm(x)
   Norm norm;
@@ -285,7 +297,7 @@ struct Route {
 };
 
 struct Experts {
-  Linear gate, up, down;  // weights [experts, out, in], biases [experts, out]
+  Linear gate, up, down;  // weights [experts, out, in], biases [experts, out]; without a gate: Ffn's rule
   Activation activation = Activation::kSilu;
   float alpha = 1.702f, limit = 7.0f;
   bool weigh_input = false;  // an expert's weight multiplies what goes in, not what comes out (Llama 4)
@@ -293,6 +305,7 @@ struct Experts {
   struct Shared {
     Linear gate, up, down;  // [out, in]
     Linear mix;             // [1, hidden] (Qwen 2 MoE)
+    float scale = 1.0f;     // of its output (Granite's residual multiplier)
   } shared = {};
 };
 
@@ -374,8 +387,14 @@ struct ExecutorSpec {
   std::vector<KvGroupSpec> kv_groups;
   struct LayerPlace {
     int32_t group = 0, index = 0;
-  };  // where layer l's keys and values live
+  };  // where layer l's keys and values live, or its state; group -1: it keeps nothing
   std::vector<LayerPlace> layers;
+  // Where the states of layers live that have keys and values too (Falcon H1), [layers]; empty: none has
+  // both.
+  std::vector<LayerPlace> beside;
+  LayerPlace state_place(int layer) const {
+    return (beside.empty() ? layers : beside)[static_cast<size_t>(layer)];
+  }
 
   StateShape state = {};         // of the layers of a state group
   bool gated_attention = false;  // NormQkv::gated

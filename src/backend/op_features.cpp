@@ -26,7 +26,14 @@ constexpr const char* kNames[] = {"LayerNorm",
                                   "layers with a state",
                                   "adapters",
                                   "pairs of texts",
-                                  "images"};
+                                  "images",
+
+                                  "squared ReLU",
+                                  "experts without a gate",
+                                  "a scaled shared expert",
+                                  "scaled inputs of a state",
+                                  "attention beside a state",
+                                  "a decay of each channel"};
 static_assert(sizeof(kNames) / sizeof(*kNames) == static_cast<size_t>(OpFeature::kCount));
 
 }  // namespace

@@ -28,10 +28,16 @@ enum class OpFeature : int {
   kWeighedInput,
   kLatent,  // latent attention
   kGatedAttention,
-  kState,     // linear attention, state-space models, short convolutions
-  kAdapters,  // Batch::adapters
-  kPairs,     // SequenceSlice::second_text
-  kImages,    // Batch::given, SequenceSlice::both_ways
+  kState,           // linear attention, state-space models, short convolutions
+  kAdapters,        // Batch::adapters
+  kPairs,           // SequenceSlice::second_text
+  kImages,          // Batch::given, SequenceSlice::both_ways
+  kReluSquared,     // Activation::kReluSquared
+  kUngatedExperts,  // experts, or a shared one, without a gate
+  kScaledShared,    // Experts::Shared::scale
+  kScaledInputs,    // HeadColumns::scale
+  kStateBeside,     // a layer with keys and values and a state
+  kChannelDecay,    // StateShape::channel_decay: NormMix::behind comes with it
   kCount,
 };
 

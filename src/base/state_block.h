@@ -18,8 +18,9 @@ struct StateShape {
   int32_t taps = 0;  // of the convolution: a token sees itself and the taps - 1 before it; 0: no such layers
   bool tiled = false;  // value head h has key head h % key_heads instead (GGUF files of Qwen 3.5)
   bool values_first =
-      false;              // what is convolved is values, keys, queries (Mamba-2); else queries, keys, values
-  int32_t projected = 0;  // columns of the widest row that the layer's projections make
+      false;  // what is convolved is values, keys, queries (Mamba-2); else queries, keys, values
+  bool channel_decay = false;  // rows of a state are forgotten each at its own rate (Kimi Linear)
+  int32_t projected = 0;       // columns of the widest row that the layer's projections make
 
   bool present() const { return taps > 0; }
   int32_t key_head(int32_t value_head) const {
@@ -32,11 +33,13 @@ struct StateShape {
   int64_t query_at() const { return values_first ? values() + keys() : 0; }
   int64_t key_at() const { return values_first ? values() : keys(); }
   int64_t value_at() const { return values_first ? 0 : 2 * keys(); }
-  // A row of a layer's inputs: what is convolved, the gate, and two numbers for each value head.
-  int64_t mix_cols() const { return channels() + values() + 2 * int64_t{value_heads}; }
+  // What decides how much is forgotten: a number for each value head, or for each row of its state.
+  int64_t steps() const { return int64_t{value_heads} * (channel_decay ? key_dim : 1); }
+  // A row of a layer's inputs: what is convolved, the gate, the steps, and one number for each value head.
+  int64_t mix_cols() const { return channels() + values() + steps() + value_heads; }
   int64_t gate_at() const { return channels(); }
-  int64_t step_at() const { return channels() + values(); }             // decides how much is forgotten
-  int64_t beta_at() const { return step_at() + int64_t{value_heads}; }  // how much is written
+  int64_t step_at() const { return channels() + values(); }  // decides how much is forgotten
+  int64_t beta_at() const { return step_at() + steps(); }    // how much is written
 };
 
 // The window of a group of such layers: a token sees its own block and the one before it.
@@ -55,23 +58,25 @@ struct StateBlock {
         row_inputs(shape.channels()),
         row_keys(shape.keys()),
         row_writes(shape.key_heads == 0 ? 0 : int64_t{shape.value_heads} * padded_dim),
-        row_decays(shape.key_heads == 0 ? 0 : shape.value_heads),
+        row_decays(shape.key_heads == 0 ? 0 : shape.steps()),
+        row_betas(shape.key_heads == 0 ? 0 : shape.value_heads),
         head_state(int64_t{shape.key_dim} * padded_dim),
         inputs(0),
         keys(inputs + kBlockTokens * row_inputs),
         writes(keys + kBlockTokens * row_keys),
         decays(writes + kBlockTokens * row_writes),
         betas(decays + kBlockTokens * row_decays),
-        state(betas + kBlockTokens * row_decays),
+        state(betas + kBlockTokens * row_betas),
         floats(state + (shape.key_heads == 0 ? 0 : shape.value_heads * head_state)) {}
 
   static constexpr int64_t kVector = 16;
   int64_t padded_dim;
-  int64_t row_inputs, row_keys, row_writes, row_decays, head_state;  // floats of a row, of a head's state
-  int64_t inputs;                                                    // [16][channels]: before the convolution
+  int64_t row_inputs, row_keys, row_writes, row_decays, row_betas;  // floats of a row
+  int64_t head_state;                                               // of a head's state
+  int64_t inputs;                                                   // [16][channels]: before the convolution
   int64_t keys;    // [16][key_heads][key_dim]: behind it, normed
   int64_t writes;  // [16][value_heads][padded_dim]: what each token writes into the state at its key
-  int64_t decays;  // [16][value_heads]: the logarithm of what is left of the block's first state
+  int64_t decays;  // [16][steps]: the logarithm of what is left of the block's first state
   int64_t betas;   // [16][value_heads]: of the reference
   int64_t state;   // [value_heads][key_dim][padded_dim]: behind the block's last token
   int64_t floats;  // of all

@@ -48,7 +48,7 @@ struct PlainSpec {
   StateShape state;
   int32_t gated_attention;
   DType kv_type;
-  uint64_t groups, layers;
+  uint64_t groups, layers, beside;
 };
 static_assert(std::is_trivially_copyable_v<PlainSpec> && std::is_trivially_copyable_v<KvGroupSpec>);
 
@@ -73,9 +73,10 @@ std::vector<std::byte> packed(const ExecutorSpec& spec) {
       to, PlainSpec{spec.max_tokens, spec.max_logit_rows, spec.max_context, spec.hidden, spec.heads,
                     spec.kv_heads, spec.head_dim, spec.vocab, spec.ffn, spec.experts, spec.experts_per_token,
                     spec.expert_ffn, spec.latent, spec.state, spec.gated_attention ? 1 : 0, spec.kv_type,
-                    spec.kv_groups.size(), spec.layers.size()});
+                    spec.kv_groups.size(), spec.layers.size(), spec.beside.size()});
   append(to, std::span(spec.kv_groups));
   append(to, std::span(spec.layers));
+  append(to, std::span(spec.beside));
   return to;
 }
 
@@ -103,6 +104,8 @@ ExecutorSpec unpacked_spec(std::span<const std::byte> bytes) {
   spec.layers.resize(plain.layers);
   reader.read(std::span(spec.kv_groups));
   reader.read(std::span(spec.layers));
+  spec.beside.resize(plain.beside);
+  reader.read(std::span(spec.beside));
   return spec;
 }
 
@@ -152,7 +155,8 @@ namespace {
 dist::Range layers_in_group(const ExecutorSpec& spec, dist::Range layers, int group) {
   dist::Range found{0, 0};
   for (int64_t l = 0; l < std::ssize(spec.layers) && l < layers.end; ++l) {
-    if (spec.layers[static_cast<size_t>(l)].group != group) continue;
+    const bool beside = !spec.beside.empty() && spec.beside[static_cast<size_t>(l)].group == group;
+    if (spec.layers[static_cast<size_t>(l)].group != group && !beside) continue;
     if (l < layers.begin) ++found.begin;
     ++found.end;
   }
@@ -182,10 +186,13 @@ ExecutorSpec stage_spec(const ExecutorSpec& whole, const dist::Shares& shares) {
   for (int g = 0; g < static_cast<int>(spec.kv_groups.size()); ++g) {
     const dist::Range mine = layers_in_group(whole, layers, g);
     spec.kv_groups[static_cast<size_t>(g)].num_layers = static_cast<int32_t>(mine.size());
-    for (int64_t l = 0; l < std::ssize(spec.layers); ++l) {
-      auto& place = spec.layers[static_cast<size_t>(l)];
-      if (place.group != g) continue;
-      place.index = l >= layers.begin && l < layers.end ? place.index - static_cast<int32_t>(mine.begin) : 0;
+    for (std::vector<ExecutorSpec::LayerPlace>* places : {&spec.layers, &spec.beside}) {
+      for (int64_t l = 0; l < std::ssize(*places); ++l) {
+        ExecutorSpec::LayerPlace& place = (*places)[static_cast<size_t>(l)];
+        if (place.group != g) continue;
+        const bool here = l >= layers.begin && l < layers.end;
+        place.index = here ? place.index - static_cast<int32_t>(mine.begin) : 0;
+      }
     }
   }
   return spec;

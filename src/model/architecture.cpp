@@ -45,7 +45,7 @@ const Architecture& find_architecture(const io::Checkpoint& checkpoint) {
   std::string known;
   for (const Architecture* a : architectures()) {
     for (const std::string_view name : names_in(*a, gguf)) {
-      if (name == found) return *a;
+      if (name == found && (gguf || a->claims(checkpoint.hf->config))) return *a;
       known += (known.empty() ? "" : ", ") + std::string(name);
     }
   }

@@ -41,6 +41,9 @@ class Architecture {
   virtual std::string_view name() const = 0;
   virtual std::vector<std::string_view> model_types() const = 0;
 
+  // Of several with one model_type: is this config.json one of its own?
+  virtual bool claims(const nlohmann::json& /*config*/) const { return true; }
+
   // What the published configuration class of a model_type assumes for keys that config.json leaves out, as
   // JSON: ConfigReader::hf() has them. A key that is null in the file stays null.
   virtual std::string_view hf_defaults(std::string_view model_type) const = 0;

@@ -31,4 +31,9 @@
   ONE(kQwen35Moe)                   \
   ONE(kLfm2)                        \
   ONE(kLfm2Moe)                     \
-  ONE(kGraniteHybrid)
+  ONE(kGraniteHybrid)               \
+  ONE(kMamba2)                      \
+  ONE(kNemotronH)                   \
+  ONE(kNemotronHMoe)                \
+  ONE(kFalconH1)                    \
+  ONE(kKimiLinear)

@@ -121,9 +121,7 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
   spec.kv_type = limits.kv_type;
   spec.gated_attention = config.gated_attention;
   if (!config.state_layers.empty()) spec.state = config.state;
-  for (int l = 0; l < config.layers; ++l) {
-    const bool state = config.has_state(l);
-    const int32_t window = state ? kStateWindow : config.layer_windows[static_cast<size_t>(l)];
+  const auto place = [&](int32_t window, bool state) -> ExecutorSpec::LayerPlace {
     auto group = std::find_if(spec.kv_groups.begin(), spec.kv_groups.end(),
                               [&](const KvGroupSpec& g) { return g.window == window && g.state == state; });
     if (group == spec.kv_groups.end()) {
@@ -131,7 +129,17 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
       group =
           spec.kv_groups.insert(group, {.window = window, .num_layers = 0, .num_blocks = 0, .state = state});
     }
-    spec.layers.push_back({static_cast<int32_t>(group - spec.kv_groups.begin()), group->num_layers++});
+    return {static_cast<int32_t>(group - spec.kv_groups.begin()), group->num_layers++};
+  };
+  for (int l = 0; l < config.layers; ++l) {
+    if (!config.keeps(l)) {
+      spec.layers.push_back({-1, 0});
+    } else if (config.has_state(l) && !config.state_beside) {
+      spec.layers.push_back(place(kStateWindow, true));
+    } else {
+      spec.layers.push_back(place(config.layer_windows[static_cast<size_t>(l)], false));
+    }
+    if (config.state_beside) spec.beside.push_back(place(kStateWindow, true));
   }
   for (KvGroupSpec& group : spec.kv_groups) {
     // A window group holds its window, a partial block at either end, and the step being written.

@@ -41,6 +41,10 @@ struct ModelConfig {
   bool has_state(int layer) const {
     return !state_layers.empty() && state_layers[static_cast<size_t>(layer)];
   }
+  bool state_beside = false;  // every layer has keys and values too (Falcon H1)
+  // Layers that keep nothing of a token: a feed-forward layer alone (Nemotron H), [layers]; empty: none.
+  std::vector<bool> bare_layers;
+  bool keeps(int layer) const { return bare_layers.empty() || !bare_layers[static_cast<size_t>(layer)]; }
   bool gated_attention = false;  // NormQkv::gated
 
   // Rotary position: after read_config these are the final angles and magnitude, scaling applied.

@@ -207,14 +207,14 @@ void write_experts(GgufKeys& keys) {
   keys.size("expert_feed_forward_length", keys.config().expert_ffn);
 }
 
-void write_sizes(GgufKeys& keys, int64_t feed_forward) {
+void write_sizes(GgufKeys& keys, int64_t feed_forward, bool kv_heads) {
   const ModelConfig& c = keys.config();
   keys.size("block_count", c.layers);
   keys.size("context_length", std::max(c.context_length, c.rope_long_context));
   keys.size("embedding_length", c.hidden);
   keys.size("feed_forward_length", feed_forward);
   keys.size("attention.head_count", c.heads);
-  keys.size("attention.head_count_kv", c.kv_heads);
+  if (kv_heads) keys.size("attention.head_count_kv", c.kv_heads);
   keys.size("attention.key_length", c.head_dim);
   keys.size("attention.value_length", c.latent.rank > 0 ? c.latent.rank : c.head_dim);
   keys.size("vocab_size", c.vocab);

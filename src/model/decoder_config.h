@@ -41,8 +41,9 @@ void write_deepseek_experts(GgufKeys& keys);
 // Number and size of experts.
 void write_experts(GgufKeys& keys);
 
-// Sizes, heads and context; `feed_forward` becomes feed_forward_length.
-void write_sizes(GgufKeys& keys, int64_t feed_forward);
+// Sizes, heads and context; `feed_forward` becomes feed_forward_length. Not the KV heads of a model with
+// states that has a list of them (`kv_heads` false).
+void write_sizes(GgufKeys& keys, int64_t feed_forward, bool kv_heads = true);
 void write_norm(GgufKeys& keys);
 
 }  // namespace millrace

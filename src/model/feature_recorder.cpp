@@ -19,6 +19,7 @@ void FeatureRecorder::block(const Norm& norm_after, float scale) {
 
 void FeatureRecorder::activation(Activation activation, const Linear& gate) {
   features_.add(OpFeature::kGelu, activation == Activation::kGelu || activation == Activation::kGeluTanh);
+  features_.add(OpFeature::kReluSquared, activation == Activation::kReluSquared);
   features_.add(OpFeature::kUngated, gate.weight == nullptr);
 }
 
@@ -57,11 +58,20 @@ void FeatureRecorder::attend(const Attend& op) {
   features_.add(OpFeature::kChunkedAttention, op.chunk != 0);
   features_.add(OpFeature::kBidirectional, op.bidirectional);
   features_.add(OpFeature::kGatedAttention, op.gated);
+  attended_ = op.layer;
 }
 
-void FeatureRecorder::norm_mix(const NormMix& op) { norm_before(op.norm); }
+void FeatureRecorder::norm_mix(const NormMix& op) {
+  norm_before(op.norm);
+  for (const HeadColumns* part : {&op.query, &op.key, &op.value, &op.gate, &op.step, &op.beta})
+    features_.add(OpFeature::kScaledInputs, part->scale != 1.0f);
+  features_.add(OpFeature::kChannelDecay, op.behind[0].by.weight != nullptr || op.step.dim > 1);
+}
 
-void FeatureRecorder::mix(const StateMix&) { features_.add(OpFeature::kState); }
+void FeatureRecorder::mix(const StateMix& op) {
+  features_.add(OpFeature::kState);
+  features_.add(OpFeature::kStateBeside, op.layer == attended_);
+}
 
 void FeatureRecorder::project_add(const Projection& op) {
   block(op.norm_after, op.scale);
@@ -83,7 +93,11 @@ void FeatureRecorder::route(const Route& op) {
 }
 
 void FeatureRecorder::experts_add(const Experts& op) {
-  features_.add(OpFeature::kSharedExpert, op.shared.up.weight != nullptr);
+  const bool shared = op.shared.up.weight != nullptr;
+  features_.add(OpFeature::kSharedExpert, shared);
+  features_.add(OpFeature::kScaledShared, op.shared.scale != 1.0f);
+  features_.add(OpFeature::kUngatedExperts,
+                op.gate.weight == nullptr || (shared && op.shared.gate.weight == nullptr));
   features_.add(OpFeature::kWeighedInput, op.weigh_input);
   products({&op.shared.gate, &op.shared.up, &op.shared.down});
   activation(op.activation, op.gate);

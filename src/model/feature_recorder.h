@@ -46,6 +46,7 @@ class FeatureRecorder final : public Executor {
   void products(std::initializer_list<const Linear*> linears);
 
   OpFeatures features_;
+  int attended_ = -1;  // the layer that attended last
   std::unordered_set<const Weight*> products_;
 };
 

@@ -12,10 +12,6 @@
 namespace millrace {
 namespace {
 
-struct LatentWeights final : LayerWeights {
-  WeightPtr q_a, q_a_bias, q_a_norm, kv_a, kv_a_bias, kv_a_norm, k_b, v_b;
-};
-
 // Sizes as transformers has them, or as llama.cpp does: newer files count the absorbed heads and have the
 // others beside them (key_length_mla), older ones have the others alone.
 void read_latent(const ConfigReader& reader, ModelConfig& config) {
@@ -60,7 +56,9 @@ void settle_groups(const ConfigReader& reader, ModelConfig& config, bool ignored
               reader.checkpoint().path(), config.expert_groups_chosen, config.expert_groups);
 }
 
-void add_latent_attention(std::vector<WeightSpec>& to, const ModelConfig& c) {
+}  // namespace
+
+void LatentDecoder::add_latent_attention(std::vector<WeightSpec>& to, const ModelConfig& c) {
   using W = LatentWeights;
   const LatentShape& s = c.latent;
   const int64_t heads = c.heads, q = heads * (s.nope + s.rope), kv = s.rank + s.rope;
@@ -106,8 +104,6 @@ void add_latent_attention(std::vector<WeightSpec>& to, const ModelConfig& c) {
                            &LayerWeights::attn_output_bias, rare));
 }
 
-}  // namespace
-
 std::vector<std::pair<std::string_view, std::string_view>> LatentDecoder::hf_aliases() const {
   return {{"num_local_experts", "n_routed_experts"}, {"num_experts", "n_routed_experts"}};
 }
@@ -144,7 +140,8 @@ void LatentDecoder::write_keys(GgufKeys& keys) const {
                 "{}: config.json: rope_interleave: found false, expected true: GGUF's {} has no key for it",
                 keys.reader().checkpoint().path(), c.architecture);
   }
-  write_sizes(keys, keys.reader().integer("", "intermediate_size", 1, 1 << 20));  // of dense layers
+  write_sizes(keys, keys.reader().integer("", "intermediate_size", 1, 1 << 20),  // of dense layers
+              c.state_layers.empty());
   keys.size("attention.key_length_mla", c.latent.nope + c.latent.rope);
   keys.size("attention.value_length_mla", c.latent.value);
   keys.size("attention.kv_lora_rank", c.latent.rank);
@@ -163,27 +160,40 @@ std::unique_ptr<LayerWeights> LatentDecoder::new_layer() const { return std::mak
 std::vector<WeightSpec> LatentDecoder::layer_weights(const ModelConfig& config, int layer) const {
   std::vector<WeightSpec> weights;
   add_latent_attention(weights, config);
-  weights.push_back(ffn_norm_weight(config));
-  if (config.is_dense(layer)) {
-    add_feed_forward(weights, config);
-    return weights;
-  }
-  add_experts(weights, config, usual_experts(config));
+  add_behind_attention(weights, config, layer);
+  return weights;
+}
+
+LatentDecoder::FeedForwardNamesOf LatentDecoder::behind_attention(const ModelConfig& config) const {
+  return {.experts = usual_experts(config),
+          .choice_bias = "mlp.gate.e_score_correction_bias",
+          .shared = {.gate = "mlp.shared_experts.gate_proj.weight",
+                     .up = "mlp.shared_experts.up_proj.weight",
+                     .down = "mlp.shared_experts.down_proj.weight"}};
+}
+
+void LatentDecoder::add_behind_attention(std::vector<WeightSpec>& to, const ModelConfig& config,
+                                         int layer) const {
+  to.push_back(ffn_norm_weight(config));
+  if (config.is_dense(layer)) return add_feed_forward(to, config);
+  const FeedForwardNamesOf names = behind_attention(config);
+  add_experts(to, config, names.experts);
   if (config.expert_weighting == Route::Weighting::kSigmoid ||
       config.expert_weighting == Route::Weighting::kSigmoidRenormalized) {
-    weights.push_back(choice_bias_weight(config));
-    weights.back().presence = Presence::kUsual;
+    to.push_back(choice_bias_weight(config));
+    to.back().hf = names.choice_bias;
+    to.back().presence = Presence::kUsual;
   }
-  add_shared_expert(weights, config,
-                    {.gate = "mlp.shared_experts.gate_proj.weight",
-                     .up = "mlp.shared_experts.up_proj.weight",
-                     .down = "mlp.shared_experts.down_proj.weight"});
-  return weights;
+  add_shared_expert(to, config, names.shared);
 }
 
 void LatentDecoder::layer(Executor& x, const LayerWeights& weights, const ModelConfig& config,
                           int index) const {
-  const auto& w = static_cast<const LatentWeights&>(weights);
+  attend_latent(x, static_cast<const LatentWeights&>(weights), config, index);
+  feed_forward(x, weights, config, index);
+}
+
+void LatentDecoder::attend_latent(Executor& x, const LatentWeights& w, const ModelConfig& config, int index) {
   const float eps = config.own.at("latent_eps");
   x.norm_latent_qkv({.norm = norm_of(config, w.attn_norm, w.attn_norm_bias),
                      .q_a = {w.q_a.get(), w.q_a_bias.get()},
@@ -199,6 +209,9 @@ void LatentDecoder::layer(Executor& x, const LayerWeights& weights, const ModelC
   Projection projection = project_of(w, config);
   projection.head_values = {w.v_b.get()};
   x.project_add(projection);
+}
+
+void LatentDecoder::feed_forward(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) {
   if (config.is_dense(index)) return x.ffn_add(ffn_of(w, config));
   x.route(route_of(w, config));
   x.experts_add(experts_of(w, config));

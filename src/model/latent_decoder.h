@@ -3,8 +3,13 @@
 #pragma once
 
 #include "model/architecture.h"
+#include "model/decoder_weights.h"
 
 namespace millrace {
+
+struct LatentWeights : LayerWeights {
+  WeightPtr q_a, q_a_bias, q_a_norm, kv_a, kv_a_bias, kv_a_norm, k_b, v_b;
+};
 
 class LatentDecoder : public Architecture {
  public:
@@ -25,6 +30,19 @@ class LatentDecoder : public Architecture {
   virtual HfChoice hf_choice(const ConfigReader& reader) const = 0;
   // Softmax: groups of experts are chosen by their largest score; else those that leave some out are refused.
   virtual bool softmax_groups_by_largest() const { return false; }
+  // Hugging Face's names of what comes behind attention.
+  struct FeedForwardNamesOf {
+    ExpertWeights experts;
+    std::string_view choice_bias;
+    FeedForwardNames shared;
+  };
+  virtual FeedForwardNamesOf behind_attention(const ModelConfig& config) const;
+
+  // The two halves of a layer's weights, and of a layer.
+  static void add_latent_attention(std::vector<WeightSpec>& to, const ModelConfig& config);
+  void add_behind_attention(std::vector<WeightSpec>& to, const ModelConfig& config, int layer) const;
+  static void attend_latent(Executor& x, const LatentWeights& w, const ModelConfig& config, int index);
+  static void feed_forward(Executor& x, const LayerWeights& w, const ModelConfig& config, int index);
 };
 
 }  // namespace millrace

@@ -95,9 +95,10 @@ std::vector<std::string> WeightSource::names_of(int layer, const WeightSpec& spe
     }
     return names;
   }
-  if (spec.experts && !spec.experts->single.empty()) {
-    std::vector<std::string> names = {
-        expert_name(layer, *spec.experts, fmt::format("0.{}.weight", spec.experts->single))};
+  if (spec.experts && spec.experts->fused.empty()) {
+    std::vector<std::string> names;
+    if (!spec.experts->single.empty())
+      names.push_back(expert_name(layer, *spec.experts, fmt::format("0.{}.weight", spec.experts->single)));
     if (!spec.experts->stacked.empty())
       names.push_back(fmt::format("{}{}.{}", architecture_.hf_names().layers, layer, spec.experts->stacked));
     return names;
@@ -216,9 +217,10 @@ void WeightSource::attach_factor(TensorView& view, const std::string& base_name)
 std::optional<TensorView> WeightSource::find_experts(int layer, const WeightSpec& spec) {
   const bool bias = spec.role.ends_with(".bias");
   const HfExperts& experts = *spec.experts;
-  if (!experts.single.empty()) {
+  if (experts.fused.empty()) {
     if (bias) return std::nullopt;
-    std::optional<TensorView> found = gather_single(layer, spec);
+    std::optional<TensorView> found;
+    if (!experts.single.empty()) found = gather_single(layer, spec);
     return found || experts.stacked.empty() ? found : gather_stacked(layer, spec);
   }
   if (bias) return find_fused_bias(layer, experts);
@@ -530,6 +532,15 @@ TensorView WeightSource::gather_offset(const TensorView& from, float offset) {
   return view;
 }
 
+// A vector times a number, as float32.
+TensorView WeightSource::gather_scaled(const TensorView& from, float scale) {
+  TensorView view = gather_offset(from, 0.0f);
+  if (!gather_) return view;
+  auto* values = reinterpret_cast<float*>(gathered_.back().get());
+  for (int64_t i = 0; i < from.cols(); ++i) values[i] *= scale;
+  return view;
+}
+
 // -exp of each element, as float32.
 TensorView WeightSource::gather_negative_exp(const TensorView& from) {
   TensorView view = gather_offset(from, 0.0f);
@@ -551,8 +562,17 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
   if (!found && spec->heads_of) found = gather_heads(layer, *spec);
   if (!found && checkpoint_.gguf && spec->experts) found = gather_gate_up(layer, *spec);
   if (!found) return std::nullopt;
+  // A number for each head may have a shape to be spread by, [1, 1, heads, 1] (Kimi Linear); a convolution
+  // too, [1, channels, 1, taps].
+  if (found->rank > 2 && shape.size() == 1 && found->elements() == shape[0]) {
+    found->row_stride_bytes = static_cast<int64_t>(bytes_of(found->type, shape[0]));
+    set_shape(*found, {shape[0]});
+  }
+  if (found->rank == 4 && shape.size() == 2 && found->shape[0] == 1 && found->shape[2] == 1)
+    set_shape(*found, {found->shape[1], found->shape[3]});
   if (checkpoint_.hf && spec->hf_transposed && found->rank == 2) found = gather_turned(*found);
   if (checkpoint_.hf && spec->hf_offset != 0.0f) found = gather_offset(*found, spec->hf_offset);
+  if (checkpoint_.hf && spec->hf_scale != 1.0f) found = gather_scaled(*found, spec->hf_scale);
   if (checkpoint_.hf && spec->hf_negative_log) found = gather_negative_exp(*found);
   // A convolution of each channel by itself: [channels, 1, taps].
   if (found->rank == 3 && shape.size() == 2 && found->shape[1] == 1)

@@ -83,6 +83,7 @@ class WeightSource {
   std::optional<TensorView> gather_heads(int layer, const WeightSpec& spec);
   TensorView gather_turned(const TensorView& from);
   TensorView gather_offset(const TensorView& from, float offset);
+  TensorView gather_scaled(const TensorView& from, float scale);
   TensorView gather_negative_exp(const TensorView& from);
   void attach_scales(TensorView& view);
   std::byte* own(size_t bytes);

@@ -64,8 +64,9 @@ struct HfExperts {
   std::string_view fused = {};
   int64_t first_row = 0, row_step = 1;  // which rows of the fused tensor
   std::string_view before = "mlp.experts.";
-  // "mlp.experts.gate_up_proj", looked for where `single` is not there: one tensor for all, as transformers 5
-  // holds it, [experts, all rows, cols]. Of it and of `fused`, all rows are so many times this one's.
+  // "mlp.experts.gate_up_proj", looked for where `single` is not there or not named: one tensor for all, as
+  // transformers 5 holds it, [experts, all rows, cols]. Of it and of `fused`, all rows are so many times this
+  // one's.
   std::string_view stacked = {};
   int64_t parts = 1;
 };
@@ -108,6 +109,7 @@ struct WeightSpec {
   bool on_host = false;  // read by ClassifierHead alone: no device takes it in
   // What is added to a vector of a Hugging Face file: Gemma's norms are stored less one, but not in GGUF.
   float hf_offset = 0.0f;
+  float hf_scale = 1.0f;  // what it is multiplied by, likewise
   // A Hugging Face file has the logarithm of the number less its sign: exp of it, negative, is the weight.
   bool hf_negative_log = false;
   bool hf_transposed = false;  // Hugging Face stores [in, out] (GPT-2)

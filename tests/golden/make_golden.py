@@ -58,6 +58,8 @@ MESSAGES = [{"role": "user", "content": "the water"}, {"role": "assistant", "con
 def state_dict(model):
     """Published names and layouts to those of the transformers modules."""
     out, stacks = {}, {}
+    if model.modules:
+        return model.modules({name: torch.from_numpy(np.array(w.values)) for name, w in model.weights.items()})
     for name, w in model.weights.items():
         value = torch.from_numpy(np.array(w.values))
         if model.transposed(name):
@@ -142,7 +144,8 @@ def router_margins(net, top_k, tokens):
         margins.append(best[:, top_k - 1] - best[:, top_k])
 
     routers = [m for n, m in net.named_modules() if n.endswith(("mlp.router", "mlp.gate", "feed_forward.router",
-                                                                     "feed_forward.gate"))]
+                                                                     "feed_forward.gate", "block_sparse_moe.router",
+                                                                     "mixer.gate"))]
     handles = [m.register_forward_hook(hook) for m in routers]
     out = logits_of(net, tokens)
     for h in handles:
@@ -152,7 +155,7 @@ def router_margins(net, top_k, tokens):
 
 def choose_prompts(model, net, rng):
     """Random prompts; for a mixture, drawn again until no routing decision hangs by a thread."""
-    vocab, top_k = model.config["vocab_size"], model.config.get("num_experts_per_tok")
+    vocab, top_k = model.config["vocab_size"], model.config.get("num_experts_per_tok") or model.config.get("num_experts_per_token")
     out = []
     for length in PROMPT_LENGTHS:
         for _ in range(300):
@@ -169,8 +172,10 @@ def choose_prompts(model, net, rng):
     return out
 
 
-def greedy(net, prompts):
-    """The continuation of the longest prompt whose argmax is never close; with a cache it must be the same."""
+def greedy(net, prompts, limited):
+    """The continuation of the longest prompt whose argmax is never close; with a cache it must be the same.
+
+    limited: but for limits of Mamba-2's dt, which transformers' single steps leave out."""
     for index in (0, 5, 4, 3, 2):
         tokens, gaps = list(prompts[index][0]), []
         for _ in range(GREEDY_TOKENS):
@@ -182,6 +187,8 @@ def greedy(net, prompts):
     else:
         raise SystemExit("no prompt with a clear greedy continuation")
     new = tokens[len(prompts[index][0]) :]
+    if limited:
+        return {"prompt": index, "tokens": new, "gaps": [round(g, 5) for g in gaps]}
     with torch.no_grad():
         prompt = torch.tensor([prompts[index][0]])
         # Without a mask, generate would hide every token that equals the padding id.
@@ -298,9 +305,9 @@ def record(model, folder):
         messages=MESSAGES, add_generation_prompt=True, bos_token=tokenizer["bos"], eos_token=tokenizer["eos"])
     golden = {
         "format": 1, "name": model.name, "files": files, "vocab_size": model.config["vocab_size"], "window": window,
-        "architecture": gguf.MODEL_ARCH_NAMES[getattr(gguf.MODEL_ARCH, write_models.GGUF_ARCH[model.type])],
+        "architecture": gguf.MODEL_ARCH_NAMES[model.gguf_arch()],
         "logit_std": round(float(data.std()), 3), "features": feature_changes(model, prompts),
-        "greedy": greedy(net, prompts), "texts": tokenizer["texts"], "chat": {"messages": MESSAGES, "text": chat},
+        "greedy": greedy(net, prompts, model.hf.get("limited", False)), "texts": tokenizer["texts"], "chat": {"messages": MESSAGES, "text": chat},
         "min_router_margin": None if prompts[0][2] is None else round(min(float(m.min()) for _, _, m in prompts), 5),
         "float64_difference": float64_difference(net, prompts), "prompts": entries,
     }

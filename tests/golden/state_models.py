@@ -244,14 +244,14 @@ class MambaDraw(StateDraw):
         return self.out
 
 
-def granite(name, seed, s, layer_types, gguf=True, **more):
+def granite(name, seed, s, layer_types, gguf=True, draw=MambaDraw, **more):
     tok = tiny_tokenizers.make("llama3")
     config = base_config("granitemoehybrid", "GraniteMoeHybridForCausalLM", tok, pad_token_id=0, **(s | {
         "tie_word_embeddings": True, "layer_types": layer_types, "num_local_experts": 0, "num_experts_per_tok": 0,
         "embedding_multiplier": 6.0, "logits_scaling": 4.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3,
         "position_embedding_type": "nope", "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
         "mamba_n_groups": 1, "mamba_chunk_size": 32} | more))
-    weights = MambaDraw(seed, config).model()
+    weights = draw(seed, config).model()
     shared, hidden = config["shared_intermediate_size"], config["hidden_size"]
 
     def own(name, w):

@@ -23,7 +23,8 @@ GGUF_ARCH |= {"gemma3_text": "GEMMA3", "gemma2": "GEMMA2", "phi3": "PHI3", "gran
               "llama4_text": "LLAMA4", "deepseek_v2": "DEEPSEEK2", "deepseek_v3": "DEEPSEEK2",
               "mistral4": "MISTRAL4", "glm4_moe_lite": "DEEPSEEK2", "ministral3": "MISTRAL3", "qwen3_next": "QWEN3NEXT",
               "qwen3_5_text": "QWEN35", "qwen3_5_moe_text": "QWEN35MOE", "lfm2": "LFM2", "lfm2_moe": "LFM2MOE",
-              "granitemoehybrid": "GRANITE_HYBRID"}
+              "granitemoehybrid": "GRANITE_HYBRID", "mamba2": "MAMBA2", "nemotron_h": "NEMOTRON_H",
+              "falcon_h1": "FALCON_H1", "kimi_linear": "KIMI_LINEAR"}
 # Those whose converter interleaves the halves of q's and k's heads.
 INTERLEAVED = ("llama", "mistral", "ministral", "ministral3", "mixtral", "granite", "smollm3", "granitemoehybrid")
 
@@ -39,6 +40,7 @@ class Model:
     window: int | None = None  # of some layers
     norm_offset: float = 0.0  # what GGUF's norms are more than Hugging Face's
     variants: dict = field(default_factory=dict)  # feature -> config without it; None: do not try
+    modules: object = None  # what transformers' modules call the weights, where that is not what files do
 
     @property
     def type(self):
@@ -49,7 +51,12 @@ class Model:
         return c.get("head_dim") or c.get("hidden_size", c.get("n_embd")) // c.get("num_attention_heads", c.get("n_head"))
 
     def embedding(self):
-        return "transformer.wte.weight" if self.type == "gpt2" else "model.embed_tokens.weight"
+        own = {"gpt2": "transformer.wte.weight", "mamba2": "backbone.embeddings.weight",
+               "nemotron_h": "model.embeddings.weight"}
+        return own.get(self.type, "model.embed_tokens.weight")
+
+    def gguf_arch(self):
+        return getattr(gguf.MODEL_ARCH, self.gguf.get("arch") or GGUF_ARCH[self.type])
 
     def transposed(self, name):
         """Whether Hugging Face has the matrix as [in, out]."""
@@ -153,7 +160,7 @@ def llama3_rope_freqs(config, head_dim):
 
 def gguf_tensors(model):
     """GGUF name -> Weight, in the converter's order and row layout."""
-    arch = getattr(gguf.MODEL_ARCH, GGUF_ARCH[model.type])
+    arch = model.gguf_arch()
     names = gguf.get_tensor_name_map(arch, model.config.get("num_hidden_layers", model.config.get("n_layer")))
     heads, kv_heads = model.config.get("num_attention_heads"), model.config.get("num_key_value_heads")
     out, experts = {}, {}
@@ -250,6 +257,9 @@ def add_metadata(writer, model):
     rope = c.get("rope_scaling") or {}
     writer.add_type("model")
     writer.add_name(model.name)
+    if "metadata" in model.gguf:
+        model.gguf["metadata"](writer)
+        return writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_block_count(c["num_hidden_layers"])
     writer.add_context_length(c["max_position_embeddings"])
     writer.add_embedding_length(c["hidden_size"])
@@ -368,7 +378,7 @@ def add_tokenizer(writer, model):
 
 def write_gguf(model, path):
     """Writes path, or path's -00001-of-0000N parts; returns the first file."""
-    arch = getattr(gguf.MODEL_ARCH, GGUF_ARCH[model.type])
+    arch = model.gguf_arch()
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch], split_max_tensors=model.gguf.get("split", 0))
     add_metadata(writer, model)
     add_tokenizer(writer, model)

@@ -8,6 +8,7 @@ ActivationFormats formats_for(const KernelTable& kernels, std::initializer_list<
                               int64_t rows, bool indexed) {
   ActivationFormats formats;
   for (const LinearWeights& w : weights) {
+    if (w.matrix == nullptr) continue;  // experts without a gate
     const ActivationFormat format = kernels.activations(w.matrix->format, rows, indexed);
     formats.int8_blocks |= format == ActivationFormat::kInt8Blocks;
     formats.int8_tiles |= format == ActivationFormat::kInt8Tiles;

@@ -23,6 +23,12 @@ void activate(const KernelTable& kernels, const GateUp& op, float* gate, const f
     case GateUp::Activation::kGeluTanh:
       kernels.gelu_tanh(gate, count, y);
       break;
+    case GateUp::Activation::kReluSquared:
+      for (int64_t i = 0; i < count; ++i) {
+        const float x = std::max(gate[i], 0.0f);
+        y[i] = x * x;
+      }
+      break;
   }
   if (op.up.matrix != nullptr) kernels.multiply(y, up, count, y);
 }

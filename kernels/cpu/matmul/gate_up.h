@@ -8,10 +8,16 @@
 namespace millrace::cpu {
 
 struct GateUp {
-  LinearWeights gate, up;  // [experts][inner][hidden]; without up (GELU only), u is 1
+  LinearWeights gate, up;  // [experts][inner][hidden]; without up, u is 1
   // kSilu: silu(g) * u. kClampedSwiglu (gpt-oss): g = min(g, limit), u = clamp(u, +-limit),
-  // g * sigmoid(alpha g) * (u + 1). kGelu, kGeluTanh: GELU(g) * u.
-  enum class Activation { kSilu, kClampedSwiglu, kGelu, kGeluTanh } activation = Activation::kSilu;
+  // g * sigmoid(alpha g) * (u + 1). kGelu, kGeluTanh: GELU(g) * u. kReluSquared: max(g, 0)^2 * u.
+  enum class Activation {
+    kSilu,
+    kClampedSwiglu,
+    kGelu,
+    kGeluTanh,
+    kReluSquared
+  } activation = Activation::kSilu;
   float alpha = 1.702f, limit = 7.0f;
   // Of a plain matrix: what is added to both products before biases and activation.
   std::span<const LowRankRun> gate_updates = {}, up_updates = {};

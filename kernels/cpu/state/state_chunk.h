@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "kernels/cpu/elementwise/elementwise.h"
+#include "kernels/cpu/simd/exp.h"
 #include "kernels/cpu/simd/load_float.h"
 #include "kernels/cpu/simd/simd.h"
 #include "kernels/cpu/state/state_task.h"
@@ -20,6 +21,29 @@ inline float key_dot(const float* a, const float* b, int64_t size) {
   if (i < size)
     sum = Simd::fma(load_tail<LoadF32>(a + i, size - i), load_tail<LoadF32>(b + i, size - i), sum);
   return Simd::reduce_sum(sum);
+}
+
+// y[d] = x[d] exp(log[d] - other[d]); without `other` exp(log[d]).
+inline void decay_keys(const float* x, const float* log, const float* other, int64_t size, float* y) {
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const int64_t count = size - i < kLanes ? size - i : static_cast<int64_t>(kLanes);
+    const auto load = [&](const float* from) {
+      return count == kLanes ? Simd::load(from + i) : load_tail<LoadF32>(from + i, count);
+    };
+    V16 by = load(log);
+    if (other != nullptr) by = Simd::sub(by, load(other));
+    const V16 product = Simd::mul(load(x), exp16(by));
+    float last[kLanes];
+    Simd::store(count == kLanes ? y + i : last, product);
+    if (count < kLanes) __builtin_memcpy(y + i, last, static_cast<size_t>(count) * sizeof(float));
+  }
+}
+
+// x . k_j at row i, with what is left of each dimension by then; between[i][j] has the rest.
+inline float decayed_dot(const StateChunk& chunk, const float* x, int i, int j) {
+  if (chunk.logs[0] == nullptr) return key_dot(x, chunk.k[j], chunk.key_dim);
+  decay_keys(x, chunk.logs[i], chunk.logs[j], chunk.key_dim, chunk.decayed);
+  return key_dot(chunk.decayed, chunk.k[j], chunk.key_dim);
 }
 
 // out[r] = S^T x[r] for kRows rows that share the loads of S, sixteen columns at a time.
@@ -67,7 +91,7 @@ inline void write_row(const StateChunk& chunk, int i, const float* read_key) {
   if (!chunk.delta) return;
   if (read_key != nullptr) add_scaled(w, -chunk.decay[i], read_key, size);
   for (int j = 0; j < i; ++j) {
-    const float by = key_dot(chunk.k[i], chunk.k[j], chunk.key_dim) * chunk.between[i][j];
+    const float by = decayed_dot(chunk, chunk.k[i], i, j) * chunk.between[i][j];
     add_scaled(w, -by, chunk.w[j], size);
   }
   set_scaled(w, chunk.beta[i], w, size);
@@ -78,18 +102,34 @@ inline void output_row(const StateChunk& chunk, int i, const float* read_query) 
   float* o = chunk.o[i];
   set_scaled(o, chunk.decay[i], read_query, size);
   for (int j = 0; j <= i; ++j) {
-    const float by = key_dot(chunk.q[i], chunk.k[j], chunk.key_dim) * chunk.between[i][j];
+    const float by = decayed_dot(chunk, chunk.q[i], i, j) * chunk.between[i][j];
     add_scaled(o, by, chunk.w[j], size);
   }
 }
 
 inline void next_state(const StateChunk& chunk) {
   const int64_t size = chunk.padded_dim;
-  const V16 left = Simd::broadcast(chunk.decay[kChunkRows - 1]);
+  V16 left = Simd::broadcast(chunk.decay[kChunkRows - 1]);
+  const float* const* keys = chunk.k;
+  const float* decayed[kChunkRows];
+  float* all_left = nullptr;
+  if (chunk.logs[0] != nullptr) {
+    all_left = chunk.decayed + kChunkRows * static_cast<int64_t>(chunk.key_dim);
+    const float* const last = chunk.logs[kChunkRows - 1];
+    for (int j = 0; j < kChunkRows; ++j) {
+      float* const key = chunk.decayed + j * static_cast<int64_t>(chunk.key_dim);
+      decay_keys(chunk.k[j], last, chunk.logs[j], chunk.key_dim, key);
+      decayed[j] = key;
+    }
+    keys = decayed;
+    for (int64_t d = 0; d < chunk.key_dim; ++d) all_left[d] = 1.0f;
+    decay_keys(all_left, last, nullptr, chunk.key_dim, all_left);
+  }
   for (int64_t d = 0; d < chunk.key_dim; ++d) {
     V16 by[kChunkRows];
     for (int j = 0; j < kChunkRows; ++j)
-      by[j] = Simd::broadcast(chunk.between[kChunkRows - 1][j] * chunk.k[j][d]);
+      by[j] = Simd::broadcast(chunk.between[kChunkRows - 1][j] * keys[j][d]);
+    if (chunk.logs[0] != nullptr) left = Simd::broadcast(all_left[d]);
     for (int64_t c = 0; c < size; c += kLanes) {
       V16 s = chunk.state == nullptr ? Simd::zero() : Simd::mul(left, Simd::load(chunk.state + d * size + c));
       for (int j = 0; j < kChunkRows; ++j) s = Simd::fma(by[j], Simd::load(chunk.w[j] + c), s);
@@ -106,6 +146,13 @@ void state_chunk(const StateChunk& chunk) {
   const int queries = rows;
   for (int i = chunk.first; chunk.delta && i < chunk.last; ++i, ++rows) x[rows] = chunk.k[i];
   for (int r = 0; r < rows; ++r) read[r] = chunk.scratch + r * static_cast<int64_t>(chunk.padded_dim);
+  if (chunk.state != nullptr && chunk.logs[0] != nullptr) {
+    for (int r = 0; r < rows; ++r) {
+      float* const to = chunk.decayed + r * static_cast<int64_t>(chunk.key_dim);
+      decay_keys(x[r], chunk.logs[chunk.first + r % queries], nullptr, chunk.key_dim, to);
+      x[r] = to;
+    }
+  }
   if (chunk.state != nullptr) read_state_rows(chunk.state, chunk.key_dim, chunk.padded_dim, x, read, rows);
   for (int i = chunk.first; i < chunk.last; ++i) {
     const int r = i - chunk.first;

@@ -78,9 +78,20 @@ class StateMixer {
     const float* x[kBlockTokens + kMaxTaps];
     for (int32_t i = 0; i < piece.rows + s_.taps - 1; ++i)
       x[i] = input_at(piece, piece.position - s_.taps + 1 + i);
-    ctx_.kernels.short_conv({s_.channels(), piece.rows, s_.taps, x, op_.conv, op_.conv_bias, op_.conv_silu,
-                             convolved_row(piece.row), s_.channels()},
-                            first, last);
+    // Channels [begin, end) with weights of their own.
+    const auto part = [&](const float* weight, int64_t begin, int64_t end) {
+      if (std::max(first, begin) >= std::min(last, end)) return;
+      ctx_.kernels.short_conv({s_.channels(), piece.rows, s_.taps, x, weight - begin * s_.taps, op_.conv_bias,
+                               op_.conv_silu, convolved_row(piece.row), s_.channels()},
+                              std::max(first, begin), std::min(last, end));
+    };
+    if (op_.conv_keys == nullptr) {
+      part(op_.conv, 0, s_.channels());
+    } else {
+      part(op_.conv, 0, s_.keys());
+      part(op_.conv_keys, s_.keys(), 2 * s_.keys());
+      part(op_.conv_values, 2 * s_.keys(), s_.channels());
+    }
     float* block = block_of(piece.sequence, piece.position);
     if (block == nullptr) return;
     for (int32_t r = 0; r < piece.rows; ++r) {
@@ -113,12 +124,12 @@ class StateMixer {
     for (int32_t r = 0; r < piece.rows; ++r) {
       float* x = convolved_row(piece.row + r);
       if (op_.kind == Kind::kGatedDelta) norm_keys(x);
-      float* decays = work_.decays + (piece.row + r) * int64_t{s_.value_heads};
+      float* decays = work_.decays + (piece.row + r) * s_.steps();
       gates(piece.row + r, before, decays);
       before = decays;
       if (block == nullptr) continue;
       std::copy_n(x + s_.key_at(), s_.keys(), block + at_.keys + (first + r) * at_.row_keys);
-      std::copy_n(decays, s_.value_heads, block + at_.decays + (first + r) * at_.row_decays);
+      std::copy_n(decays, s_.steps(), block + at_.decays + (first + r) * at_.row_decays);
     }
   }
 
@@ -140,6 +151,16 @@ class StateMixer {
   void gates(int64_t row, const float* before, float* decays) const {
     const float *step = mix_row(row) + s_.step_at(), *beta = mix_row(row) + s_.beta_at();
     float* betas = work_.betas + row * s_.value_heads;
+    if (s_.channel_decay) {
+      for (int64_t i = 0; i < s_.steps(); ++i) {
+        const double biased =
+            static_cast<double>(step[i]) + (op_.step_bias == nullptr ? 0.0f : op_.step_bias[i]);
+        decays[i] = (before == nullptr ? 0.0f : before[i]) +
+                    op_.a[i / s_.key_dim] * static_cast<float>(softplus(biased));
+      }
+      for (int32_t h = 0; h < s_.value_heads; ++h) betas[h] = static_cast<float>(logistic(beta[h]));
+      return;
+    }
     for (int32_t h = 0; h < s_.value_heads; ++h) {
       const double biased =
           static_cast<double>(step[h]) + (op_.step_bias == nullptr ? 0.0f : op_.step_bias[h]);
@@ -191,6 +212,8 @@ class StateMixer {
     if (last == kBlockTokens)
       chunk.state_out = block == nullptr ? own.state : block + at_.state + head * at_.head_state;
     chunk.scratch = own.read;
+    chunk.decayed = own.decayed;
+    chunk.logs[0] = nullptr;
     float logs[kBlockTokens];
     for (int32_t i = 0; i < last; ++i) {
       const int64_t row = piece.row + i - first;
@@ -199,8 +222,9 @@ class StateMixer {
       chunk.k[i] = known ? block + at_.keys + i * at_.row_keys + key_at : x + s_.key_at() + key_at;
       chunk.w[i] = block == nullptr ? own.writes + i * at_.padded_dim
                                     : block + at_.writes + i * at_.row_writes + head * at_.padded_dim;
-      logs[i] =
-          known ? block[at_.decays + i * at_.row_decays + head] : work_.decays[row * s_.value_heads + head];
+      const float* decays = known ? block + at_.decays + i * at_.row_decays : work_.decays + row * s_.steps();
+      if (s_.channel_decay) chunk.logs[i] = decays + int64_t{head} * s_.key_dim;
+      logs[i] = s_.channel_decay ? 0.0f : decays[head];
       if (known) continue;
       chunk.q[i] = x + s_.query_at() + key_at;
       chunk.v[i] = value_row(x, row, head, own.values + i * at_.padded_dim);
@@ -232,7 +256,11 @@ class StateMixer {
       return;
     }
     if (op_.norm != nullptr) ctx_.kernels.rms_norm(o, op_.norm, op_.norm_eps, s_.value_dim, o);
-    ctx_.kernels.silu_mul(mix_row(row) + s_.gate_at() + int64_t{head} * s_.value_dim, o, s_.value_dim, y);
+    const float* gate = mix_row(row) + s_.gate_at() + int64_t{head} * s_.value_dim;
+    if (!op_.gate_sigmoid) return ctx_.kernels.silu_mul(gate, o, s_.value_dim, y);
+    for (int32_t i = 0; i < s_.value_dim; ++i) y[i] = -gate[i];
+    ctx_.kernels.exp(y, s_.value_dim, y);
+    for (int32_t i = 0; i < s_.value_dim; ++i) y[i] = o[i] / (1.0f + y[i]);
   }
 
   // Of Mamba-2: a norm goes over several heads.
@@ -263,14 +291,18 @@ StateWorkspace::StateWorkspace(const StateShape& shape, int64_t tokens, int num_
   if (!shape.present()) return;
   const StateBlock at(shape);
   convolved = arena.take<float>(tokens * shape.channels());
-  decays = arena.take<float>(tokens * shape.value_heads);
+  decays = arena.take<float>(tokens * shape.steps());
   betas = arena.take<float>(tokens * shape.value_heads);
   pieces = arena.take<StatePiece>(tokens);
   threads = arena.take<Thread>(num_threads);
   for (int t = 0; t < num_threads; ++t) {
     const auto rows = [&](int64_t count) { return arena.take<float>(count * at.padded_dim); };
-    const Thread own{rows(shape.key_dim), rows(kBlockTokens), rows(kBlockTokens), rows(kBlockTokens),
-                     rows(2 * kBlockTokens)};
+    const Thread own{rows(shape.key_dim),
+                     rows(kBlockTokens),
+                     rows(kBlockTokens),
+                     rows(kBlockTokens),
+                     rows(2 * kBlockTokens),
+                     arena.take<float>(shape.channel_decay ? 2 * kBlockTokens * int64_t{shape.key_dim} : 0)};
     if (threads != nullptr) threads[t] = own;
   }
 }

@@ -19,19 +19,20 @@ struct StateWorkspace {
   StateWorkspace(const StateShape& shape, int64_t tokens, int threads, Arena& arena);
 
   float* convolved = nullptr;                 // [tokens][channels]
-  float *decays = nullptr, *betas = nullptr;  // [tokens][value_heads]
+  float *decays = nullptr, *betas = nullptr;  // [tokens][steps], [tokens][value_heads]
   StatePiece* pieces = nullptr;               // [tokens]
   struct Thread {
     float *state, *writes, *values, *outputs, *read;  // [key_dim], three times [16], [32]: [.][padded_dim]
+    float* decayed;                                   // [32][key_dim] of a decay for each channel, or null
   };
   Thread* threads = nullptr;  // [threads]
 };
 
 // kGatedDelta: queries and keys are normed to length 1 (1 / sqrt(sum of squares + 1e-6)), queries divided by
-// sqrt(key_dim); log decay = a softplus(step + step_bias), beta = sigmoid(beta); y = norm(o) silu(gate), a
-// norm of each head. kSelectiveScan (Mamba-2): step = clamp(softplus(step + step_bias)), log decay = a step,
-// a value counts step times; y = norm((o + d v) silu(gate)), or the norm before the gate. kConvolution: y =
-// gate * what is convolved.
+// sqrt(key_dim); log decay = a softplus(step + step_bias), of the head or of each of its state's rows, beta =
+// sigmoid(beta); y = norm(o) silu(gate) or norm(o) sigmoid(gate), a norm of each head. kSelectiveScan
+// (Mamba-2): step = clamp(softplus(step + step_bias)), log decay = a step, a value counts step times; y =
+// norm((o + d v) silu(gate)), or the norm before the gate. kConvolution: y = gate * what is convolved.
 struct StateMixRows {
   StateShape shape;
   enum class Kind { kGatedDelta, kSelectiveScan, kConvolution } kind;
@@ -41,15 +42,16 @@ struct StateMixRows {
   int64_t num_sequences;
   const int32_t* const* tables;  // [num_sequences]: the group's block tables
   float* pool;
-  int64_t block_floats, layer_offset;  // of a block of the group; of this layer in it
-  const float *conv, *conv_bias;       // [channels][taps]; [channels], or null
+  int64_t block_floats, layer_offset;    // of a block of the group; of this layer in it
+  const float *conv, *conv_bias;         // [channels][taps]; [channels], or null
+  const float *conv_keys, *conv_values;  // [keys][taps], [values][taps]: then conv is [keys][taps]; or null
   bool conv_silu;
-  const float *a, *step_bias, *d;  // [value_heads]; the last two may be null
+  const float *a, *step_bias, *d;  // [value_heads], [steps], [value_heads]; the last two may be null
   float step_min, step_max;
   const float* norm;  // [value_dim] of each head, or [values] of groups; null: no norm
   float norm_eps;
   int64_t norm_size;  // columns of a norm
-  bool norm_before_gate;
+  bool norm_before_gate, gate_sigmoid;
   float* out;  // [rows][values]
 };
 

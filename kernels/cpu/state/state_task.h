@@ -15,6 +15,9 @@ inline constexpr int32_t kChunkRows = 16;  // a chunk is a block of the cache (b
 //   v_i o_i = e_i S^T q_i + sum over j <= i of e(i, j) (q_i . k_j) w_j S'  = e_15 S + sum over j of e(15, j)
 //   k_j w_j^T                                     behind the last row
 //
+// With logs, e(i, j) is a vector over the dimensions of a key: k_i . k_j is the sum of e(i, j)[d] k_i[d]
+// k_j[d], and decay and between are 1.
+//
 // Rows before `first` are known: their k and w are read. A sum over dimensions of a key has sixteen lanes and
 // a tree, as all such sums; one over rows, or of S^T k, is a chain of fused multiply-adds in order, a lane
 // for each column. So a row has the same bits alone and among others.
@@ -33,6 +36,8 @@ struct StateChunk {
   float decay[kChunkRows];                // e_i
   float between[kChunkRows][kChunkRows];  // e(i, j), j <= i
   float* scratch;                         // [2][16][padded_dim]
+  const float* logs[kChunkRows];  // [key_dim], of all rows before `last`; the first null: there are none
+  float* decayed;                 // [2][16][key_dim]: scratch of logs
 };
 using StateChunkFn = void (*)(const StateChunk& chunk);
 

@@ -38,9 +38,11 @@ GateUp::Activation activation_of(Activation activation) {
     case Activation::kGelu:
       return GateUp::Activation::kGelu;
     case Activation::kGeluTanh:
+      return GateUp::Activation::kGeluTanh;
+    case Activation::kReluSquared:
       break;
   }
-  return GateUp::Activation::kGeluTanh;
+  return GateUp::Activation::kReluSquared;
 }
 
 // Without a gate, `up` is in its place.
@@ -459,7 +461,8 @@ void CpuExecutor::rope_append_kv(const Rope& op) {
 // Behind the keys and values of the last layer rows without logits are of no use, if nobody reads hidden
 // states: 3% of a prompt of gpt-oss.
 bool CpuExecutor::leaves_rows_out(int layer) const {
-  return batch_.only_logits && layer + 1 == std::ssize(spec_.layers) && std::ssize(batch_.logit_rows) < rows_;
+  return batch_.only_logits && layer + 1 == std::ssize(spec_.layers) && spec_.beside.empty() &&
+         std::ssize(batch_.logit_rows) < rows_;
 }
 
 // They become the rows of the step. They ascend: none is overwritten before it is copied.
@@ -522,7 +525,7 @@ void CpuExecutor::gate_attention() {
 void CpuExecutor::norm_mix(const NormMix& op) {
   if (rows_ == 0) return;
   const StateShape& s = spec_.state;
-  GemmProduct products[4];
+  GemmProduct products[std::tuple_size_v<decltype(op.in)>];
   size_t count = 0;
   int64_t cols = 0;
   for (const Linear& in : op.in) {
@@ -530,19 +533,25 @@ void CpuExecutor::norm_mix(const NormMix& op) {
     products[count++] = {linear_of(in), work_->projected + cols, 0};
     cols += in.weight->rows;
   }
+  const int64_t direct = cols;
+  for (const NormMix::Behind& b : op.behind) cols += b.by.weight == nullptr ? 0 : b.by.weight->rows;
   MILLRACE_CHECK(count > 0 && cols <= s.projected);
   for (size_t i = 0; i < count; ++i) products[i].stride = cols;
   // Products that are not there are the first one again.
   const auto in = [&](size_t i) { return op.in[i].weight != nullptr ? &op.in[i] : &op.in[0]; };
-  const ActivationRows x = norm_for(op.norm, {in(0), in(1), in(2), in(3)});
+  const ActivationRows x = norm_for(op.norm, {in(0), in(1), in(2), in(3), in(4), in(5)});
   gemm(context(), {products, count}, x, rows_);
+  multiply_behind(op, direct, cols);
   pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       const float* from = work_->projected + row * cols;
       float* to = work_->mix + row * s.mix_cols();
       const auto place = [&](const HeadColumns& part, int64_t at) {
-        for (int32_t h = 0; h < part.heads; ++h)
-          std::copy_n(from + part.at(h), part.dim, to + at + int64_t{h} * part.dim);
+        for (int32_t h = 0; h < part.heads; ++h) {
+          float* head = to + at + int64_t{h} * part.dim;
+          std::copy_n(from + part.at(h), part.dim, head);
+          for (int32_t i = 0; part.scale != 1.0f && i < part.dim; ++i) head[i] *= part.scale;
+        }
       };
       place(op.query, s.query_at());
       place(op.key, s.key_at());
@@ -558,9 +567,25 @@ void CpuExecutor::norm_mix(const NormMix& op) {
   });
 }
 
+// Products of products' columns, into `projected` from column `to` on; rows are `cols` wide.
+void CpuExecutor::multiply_behind(const NormMix& op, int64_t to, int64_t cols) {
+  for (const NormMix::Behind& b : op.behind) {
+    if (b.by.weight == nullptr) continue;
+    const int64_t size = b.by.weight->cols;
+    MILLRACE_CHECK(size <= spec_.hidden);
+    for (int64_t row = 0; row < rows_; ++row)
+      std::copy_n(work_->projected + row * cols + b.first, size, work_->normed + row * size);
+    const ActivationFormats formats = formats_for(kernels_, {linear_of(b.by)}, rows_);
+    const ActivationRows x = quantize_rows(context(), formats, work_->normed, rows_, size, work_->input);
+    const GemmProduct product{linear_of(b.by), work_->projected + to, cols};
+    gemm(context(), {&product, 1}, x, rows_);
+    to += b.by.weight->rows;
+  }
+}
+
 void CpuExecutor::mix(const StateMix& op) {
   if (rows_ == 0) return;
-  const int32_t group = spec_.layers[op.layer].group, index = spec_.layers[op.layer].index;
+  const auto [group, index] = spec_.state_place(op.layer);
   const std::span<const AttentionSequence> sequences = work_->attention_plan.sequences();
   state_mix(context(),
             {spec_.state,
@@ -575,6 +600,8 @@ void CpuExecutor::mix(const StateMix& op) {
              index * StateBlock(spec_.state).floats,
              values_of(op.conv),
              values_of(op.conv_bias),
+             values_of(op.conv_keys),
+             values_of(op.conv_values),
              op.conv_silu,
              values_of(op.a),
              values_of(op.step_bias),
@@ -585,6 +612,7 @@ void CpuExecutor::mix(const StateMix& op) {
              op.norm.eps,
              op.norm_size,
              op.norm_before_gate,
+             op.gate_sigmoid,
              work_->attention},
             work_->state);
 }
@@ -620,10 +648,11 @@ void CpuExecutor::scale_routing(float scale) {
   for (int64_t i = 0; i < rows_ * spec_.experts_per_token; ++i) work_->chosen_weight[i] *= scale;
 }
 
-// residual += sigmoid(mix n) * down(act(gate n) * (up n)): of n what route() left in `normed`.
+// residual += scale * sigmoid(mix n) * down(act(gate n) * (up n)): of n what route() left in `normed`.
 void CpuExecutor::shared_expert_add(const Experts& op) {
   const Experts::Shared& shared = op.shared;
-  ActivationFormats formats = formats_for(kernels_, {linear_of(shared.gate), linear_of(shared.up)}, rows_);
+  const Linear& gate = shared.gate.weight != nullptr ? shared.gate : shared.up;
+  ActivationFormats formats = formats_for(kernels_, {linear_of(gate), linear_of(shared.up)}, rows_);
   if (shared.mix.weight != nullptr) formats |= formats_for(kernels_, {linear_of(shared.mix)}, rows_);
   const ActivationRows x =
       quantize_rows(context(), formats, work_->normed, rows_, spec_.hidden, work_->input);
@@ -632,22 +661,29 @@ void CpuExecutor::shared_expert_add(const Experts& op) {
   const Updates updates = updates_of(shared.down, 2, row_adapters_, work_->inner, shared.up.weight->rows);
   const int64_t first = first_column(), cols = shared.down.weight->rows;
   if (cols == 0) return;
-  if (shared.mix.weight == nullptr) {
+  if (shared.mix.weight == nullptr && shared.scale == 1.0f) {
     gemm_add(context(), {linear_of(shared.down), work_->residual + first, spec_.hidden}, inner_rows, rows_);
     return low_rank_add(context(), updates, spec_.hidden, work_->residual, spec_.hidden);
   }
   // Behind the choice of experts their scores are of no use any more.
   float *mix = work_->router_scores, *out = work_->expert_out + first;
-  const GemmProduct mixed{linear_of(shared.mix), mix, 1}, down{linear_of(shared.down), out, spec_.hidden};
-  gemm(context(), {&mixed, 1}, x, rows_);
+  const GemmProduct down{linear_of(shared.down), out, spec_.hidden};
+  if (shared.mix.weight != nullptr) {
+    const GemmProduct mixed{linear_of(shared.mix), mix, 1};
+    gemm(context(), {&mixed, 1}, x, rows_);
+  }
   gemm(context(), {&down, 1}, inner_rows, rows_);
   low_rank_add(context(), updates, spec_.hidden, out, spec_.hidden);
-  for (int64_t row = 0; row < rows_; ++row) mix[row] = -mix[row];
-  kernels_.exp(mix, rows_, mix);
+  if (shared.mix.weight != nullptr) {
+    for (int64_t row = 0; row < rows_; ++row) mix[row] = -mix[row];
+    kernels_.exp(mix, rows_, mix);
+  } else {
+    std::fill_n(mix, rows_, 0.0f);
+  }
   pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       kernels_.scale_add(work_->residual + row * spec_.hidden + first, 1.0f, out + row * spec_.hidden,
-                         1.0f / (1.0f + mix[row]), cols);
+                         shared.scale / (1.0f + mix[row]), cols);
     }
   });
 }

@@ -93,6 +93,7 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   void shared_expert_add(const Experts& op);
   void scale_routing(float scale);
   void split_gates();
+  void multiply_behind(const NormMix& op, int64_t to, int64_t cols);
   void gate_attention();
   const float* query_scales(const Rope::Growth& growth);
   PagedKv kv_of(int layer) const;

@@ -68,7 +68,8 @@ void CpuExecutor::watch(std::initializer_list<const Linear*> products, const flo
 // Behind moe_experts: which rows went to whom, and what `down` was multiplied with.
 void CpuExecutor::watch_experts(const Experts& op) {
   const ExpertOrder& order = work_->expert_order;
-  const Weight* const both[] = {op.gate.weight, op.up.weight};
+  const Weight* const each[] = {op.up.weight, op.gate.weight};
+  const std::span both(each, op.gate.weight == nullptr ? 1 : 2);
   const int64_t inner = op.down.weight->cols, k = spec_.experts_per_token;
   std::vector<float> weighed(static_cast<size_t>(spec_.hidden));
   for (int64_t i = 0; i < rows_ * k; ++i) {

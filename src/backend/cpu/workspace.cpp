@@ -59,7 +59,8 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
   const auto whole = [](int64_t rows) { return tasks_for(rows, kTileHeight) * kTileHeight; };
   // The queries of an int8 cache are in here too; a latent cache is none.
   const int64_t input_cols =
-      latent.rank > 0 ? std::max({int64_t{spec.hidden}, heads * latent.value, int64_t{latent.q_rank}})
+      latent.rank > 0 ? std::max({int64_t{spec.hidden}, heads * latent.value, int64_t{latent.q_rank},
+                                  spec.state.values()})
                       : std::max({int64_t{spec.hidden}, query_cols, attended_cols, spec.state.values()});
   input.blocks = arena.take<ActivationBlock>(whole(normed_rows) * (input_cols / kQuantBlock));
   const int64_t inner_size = std::max(tokens * spec.ffn, chosen_rows * spec.expert_ffn);

@@ -49,6 +49,12 @@ class CudaBackend final : public Backend {
     OpFeatures missing;
     missing.add(OpFeature::kPairs);
     missing.add(OpFeature::kImages);
+    missing.add(OpFeature::kReluSquared);
+    missing.add(OpFeature::kUngatedExperts);
+    missing.add(OpFeature::kScaledShared);
+    missing.add(OpFeature::kScaledInputs);
+    missing.add(OpFeature::kStateBeside);
+    missing.add(OpFeature::kChannelDecay);
     if (std::getenv("MILLRACE_CUDA_UNPROVEN") != nullptr) return missing;
     // Written, and their kernels compared with torch; whole models were not compared on a GPU yet.
     missing.add(OpFeature::kLatent);

@@ -53,9 +53,11 @@ reference::FeedForward::Activation activation_of(Activation activation) {
     case Activation::kGelu:
       return kGelu;
     case Activation::kGeluTanh:
+      return kGeluTanh;
+    case Activation::kReluSquared:
       break;
   }
-  return kGeluTanh;
+  return kReluSquared;
 }
 
 // Without a gate, `up` is in its place.
@@ -200,23 +202,35 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     norm_rows(op.norm);
     int64_t cols = 0;
     for (const Linear& in : op.in) cols += in.weight == nullptr ? 0 : in.weight->rows;
+    for (const NormMix::Behind& b : op.behind) cols += b.by.weight == nullptr ? 0 : b.by.weight->rows;
     Floats projected(rows_ * cols), out;
     int64_t first = 0;
-    for (const Linear& in : op.in) {
-      if (in.weight == nullptr) continue;
+    const auto append = [&](const Linear& in, const float* x) {
       out.resize(rows_ * in.weight->rows);
-      reference::linear(linear_of(in), 0, normed_.data(), rows_, out.data());
+      reference::linear(linear_of(in), 0, x, rows_, out.data());
       for (int64_t t = 0; t < rows_; ++t)
         std::copy_n(&out[t * in.weight->rows], in.weight->rows, &projected[t * cols + first]);
       first += in.weight->rows;
+    };
+    for (const Linear& in : op.in) {
+      if (in.weight != nullptr) append(in, normed_.data());
+    }
+    for (const NormMix::Behind& b : op.behind) {
+      if (b.by.weight == nullptr) continue;
+      Floats part(rows_ * b.by.weight->cols);
+      for (int64_t t = 0; t < rows_; ++t)
+        std::copy_n(&projected[t * cols + b.first], b.by.weight->cols, &part[t * b.by.weight->cols]);
+      append(b.by, part.data());
     }
     const StateShape& s = spec_.state;
     for (int64_t t = 0; t < rows_; ++t) {
       const float* from = &projected[t * cols];
       float* to = &mix_[t * s.mix_cols()];
       const auto place = [&](const HeadColumns& part, int64_t at) {
-        for (int32_t h = 0; h < part.heads; ++h)
-          std::copy_n(from + part.at(h), part.dim, to + at + int64_t{h} * part.dim);
+        for (int32_t h = 0; h < part.heads; ++h) {
+          for (int32_t i = 0; i < part.dim; ++i)
+            to[at + int64_t{h} * part.dim + i] = from[part.at(h) + i] * part.scale;
+        }
       };
       place(op.query, s.query_at());
       place(op.key, s.key_at());
@@ -232,12 +246,14 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   }
 
   void mix(const StateMix& op) override {
-    const int32_t group = spec_.layers[op.layer].group, index = spec_.layers[op.layer].index;
+    const auto [group, index] = spec_.state_place(op.layer);
     const StateBlock at(spec_.state);
     const reference::StateMix layer{spec_.state,
                                     static_cast<reference::StateMix::Kind>(op.kind),
                                     values_of(op.conv),
                                     values_of(op.conv_bias),
+                                    values_of(op.conv_keys),
+                                    values_of(op.conv_values),
                                     op.conv_silu,
                                     values_of(op.a),
                                     values_of(op.step_bias),
@@ -248,6 +264,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
                                     op.norm.eps,
                                     op.norm_size,
                                     op.norm_before_gate,
+                                    op.gate_sigmoid,
                                     pools_[group].data(),
                                     static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float)),
                                     index * at.floats};
@@ -255,7 +272,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     const SequenceSlice* of = nullptr;
     for_each_token([&](const SequenceSlice& s, int64_t row, int32_t position) {
       if (of != &s) {
-        const int32_t* known = table_of(s, op.layer);
+        const int32_t* known = s.tables[group];
         table.assign(known, known + blocks_for(s.context_len + s.num_tokens));
         int32_t spare = spec_.kv_groups[group].num_blocks;
         for (size_t b = static_cast<size_t>(s.context_len / kBlockTokens); b < table.size(); ++b) {
@@ -318,8 +335,9 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     const int64_t k = spec_.experts_per_token;
     if (op.shared.up.weight != nullptr) shared_expert_add(op.shared, op.activation);
     if (op.up.weight == nullptr) return;
-    const reference::FeedForward experts{linear_of(op.gate),           linear_of(op.up), linear_of(op.down),
-                                         activation_of(op.activation), op.alpha,         op.limit};
+    reference::FeedForward experts = feed_forward_of(op.gate, op.up, op.down, op.activation);
+    experts.alpha = op.alpha;
+    experts.limit = op.limit;
     for (int64_t t = 0; t < rows_; ++t) {
       if (watcher_ != nullptr) watch_experts(op, experts, t);
       reference::experts_add(experts, &chosen_[t * k], &chosen_weight_[t * k], k, &normed_[t * spec_.hidden],
@@ -484,9 +502,9 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       Floats x(&normed_[t * spec_.hidden], &normed_[t * spec_.hidden] + spec_.hidden);
       for (float& value : x) value *= op.weigh_input ? chosen_weight_[i] : 1.0f;
       watch({&op.gate, &op.up}, chosen_[i], x.data(), 1);
-      Floats gate(op.gate.weight->rows), up(gate.size());
+      Floats gate(op.up.weight->rows), up(gate.size(), 1.0f);
       reference::linear(experts.gate, chosen_[i], x.data(), 1, gate.data());
-      reference::linear(experts.up, chosen_[i], x.data(), 1, up.data());
+      if (experts.up.matrix != nullptr) reference::linear(experts.up, chosen_[i], x.data(), 1, up.data());
       for (size_t c = 0; c < gate.size(); ++c) gate[c] = reference::activate(experts, gate[c], up[c]);
       watch({&op.down}, chosen_[i], gate.data(), 1);
     }
@@ -548,7 +566,8 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       reference::linear(linear_of(op.mix), 0, normed_.data(), rows_, mix.data());
       for (float& x : mix) x = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(x))));
     }
-    for (int64_t i = 0; i < rows_ * spec_.hidden; ++i) residual_[i] += mix[i / spec_.hidden] * out[i];
+    for (int64_t i = 0; i < rows_ * spec_.hidden; ++i)
+      residual_[i] += op.scale * mix[i / spec_.hidden] * out[i];
   }
 
   // body(sequence, row, position)
