@@ -21,7 +21,7 @@ PREFIX ?= /usr/local
 NVCC ?= nvcc
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check install package deps deps-test fuzz soak format lint asan tsan cross cuda clean
+.PHONY: help run build test check install package deps deps-test fuzz soak format lint asan tsan cross cuda cuda-all clean
 .PHONY: fa2-opt test-fa2-opt wheel wheel-kernels hub
 
 help:
@@ -45,6 +45,7 @@ help:
 	@echo 'make tsan     tests of the threads under the thread sanitizer'
 	@echo 'make cross    tests of the kernels on the other architecture (x86-64 or ARM) under qemu'
 	@echo 'make cuda     build/cuda/millrace, with the CUDA backend (needs nvcc)'
+	@echo 'make cuda-all the kernels alone, for every GPU architecture from sm_80 on'
 	@echo 'make fa2-opt  build/fa2-opt: the resident decode as a small library of its own (CUDA_ARCH: flags for nvcc)'
 	@echo 'make test-fa2-opt  its results against float64 and its frozen benchmark, on a GPU'
 	@echo 'make wheel-kernels  build/wheels/millrace_kernels-*.whl: the kernels for torch, JAX and numpy (PYTHON has torch, jaxlib)'
@@ -105,6 +106,10 @@ cuda: deps
 	  echo 'make cuda: nvcc is not on the PATH; install the CUDA toolkit (12.8 or later), or use: make build' >&2; exit 2; }
 	@test -f build/cuda/build.ninja || cmake --preset cuda -DCMAKE_CUDA_COMPILER="$$(command -v $(NVCC))"
 	@cmake --build --preset cuda
+
+cuda-all: deps
+	@cmake --preset cuda -B build/cuda-all -DCMAKE_CUDA_COMPILER="$$(command -v $(NVCC))" >/dev/null
+	@cmake --build build/cuda-all --target millrace_backend_cuda
 
 # Variables that are not given keep the script's defaults.
 fa2-opt:

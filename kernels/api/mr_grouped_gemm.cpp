@@ -10,6 +10,7 @@ namespace millrace::api {
 namespace {
 
 constexpr int64_t kMaxGroupedSize = INT32_MAX, kMaxGroupedExperts = 1 << 20;
+constexpr size_t kPackedAlignment = 64;  // of repacked weights: what allocators of tensors give
 
 void require_grouped_out(mr_dtype type) {
   if (type == MR_F32 || type == MR_BF16 || type == MR_F16) return;
@@ -80,7 +81,7 @@ mr_lowbit_gemm_args checked(const mr_lowbit_gemm_args* given) {
   require_range(args.k, 0, kMaxGroupedSize, "args.k");
   require_range(args.backward, 0, 1, "args.backward");
   require_whole_groups(args.format, args.k, "args.k");
-  if (args.n > 0 && args.k > 0) require_aligned(args.weights, kWorkspaceAlignment, "args.weights");
+  if (args.n > 0 && args.k > 0) require_aligned(args.weights, kPackedAlignment, "args.weights");
   if (args.experts > 1) require_pointer(args.offsets, "args.offsets");
   if (args.backward != 0 && args.bias != nullptr)
     throw_error(ErrorCode::kBadInput, "args.bias is given, expected NULL where args.backward is 1");
@@ -170,7 +171,11 @@ mr_status mr_lowbit_repack(mr_device* device, const mr_lowbit_matrix* matrix, vo
   return guarded([&] {
     require_pointer(device, "device");
     const mr_lowbit_matrix m = millrace::api::checked(matrix);
-    millrace::api::require_workspace(to, bytes, millrace::api::lowbit_bytes(m));
+    const size_t needed = millrace::api::lowbit_bytes(m);
+    if (bytes < needed) {
+      millrace::throw_error(millrace::ErrorCode::kNoMemory, "bytes is {}, expected {}", bytes, needed);
+    }
+    if (needed > 0) millrace::api::require_aligned(to, millrace::api::kPackedAlignment, "to");
     if (m.n > 0 && m.k > 0) device->lowbit_repack(m, to, stream);
   });
 }

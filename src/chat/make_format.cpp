@@ -47,14 +47,6 @@ class EngineCodec : public Codec {
 
 }  // namespace
 
-std::vector<std::shared_ptr<const std::string>> images_of(const Conversation& conversation) {
-  std::vector<std::shared_ptr<const std::string>> images;
-  for (const Message& message : conversation.messages) {
-    for (const MessageImage& image : message.images) images.push_back(image.file);
-  }
-  return images;
-}
-
 std::unique_ptr<Format> make_format(const Engine& engine, std::shared_ptr<const EngineGrammars> grammars) {
   auto codec = std::make_shared<EngineCodec>(engine);
   if (auto harmony = make_harmony_format(codec, grammars)) return harmony;

@@ -156,4 +156,12 @@ std::unique_ptr<Format> make_template_format(std::shared_ptr<const Codec> codec,
   return std::make_unique<TemplateFormat>(std::move(codec), std::move(grammars));
 }
 
+std::vector<std::shared_ptr<const std::string>> images_of(const Conversation& conversation) {
+  std::vector<std::shared_ptr<const std::string>> images;
+  for (const Message& message : conversation.messages) {
+    for (const MessageImage& image : message.images) images.push_back(image.file);
+  }
+  return images;
+}
+
 }  // namespace millrace::chat

@@ -53,7 +53,7 @@ typedef struct mr_lowbit_matrix {
 
 /* Bytes of the repacked matrix: codes, scales and zeros in one. */
 MR_API mr_status mr_lowbit_bytes(const mr_lowbit_matrix* matrix, size_t* bytes);
-/* `to`: so many bytes of the device, 256-byte aligned. The published matrix is not needed any more once the
+/* `to`: so many bytes of the device, 64-byte aligned. The published matrix is not needed any more once the
  * stream is there. */
 MR_API mr_status mr_lowbit_repack(mr_device* device, const mr_lowbit_matrix* matrix, void* to, size_t bytes,
                                   mr_stream stream);

@@ -13,7 +13,9 @@
 namespace millrace::cuda {
 namespace {
 
-const float* state_vector(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
+const float* state_vector(const Weight* weight) {
+  return weight != nullptr ? own(*weight).vector() : nullptr;
+}
 
 PlacedHeads placed(const HeadColumns& from, int64_t to) {
   return {from.first, from.heads, from.dim, from.per_group, from.group_stride, to};
