@@ -10,7 +10,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(kernel_parts base tensor kernels_quant kernels_cpu_quant kernels_cpu kernels_reference kernels_cuda kernels_api)
-set(engine_parts dist quant io jinja tokenizer kv sched sample backend backend_cpu backend_cuda backend_reference model engine)
+set(engine_parts dist quant io jinja tokenizer kv sched sample backend backend_cpu backend_cuda backend_mixed backend_reference image model engine)
 
 # objects_of(VARIABLE PART...): the objects of those parts that are compiled.
 function(objects_of variable)
@@ -26,10 +26,14 @@ function(objects_of variable)
   set(${variable} ${objects} PARENT_SCOPE)
 endfunction()
 
-# What the objects call: fmt, threads, zstd, the CUDA runtime. In the archives' consumers by name, in the shared ones inside.
+# What the objects call: fmt, threads, zstd, libpng and libjpeg, the CUDA runtime. In the archives' consumers by name, in the shared ones inside.
 set(system_libraries fmt::fmt Threads::Threads)
 if(ZSTD_LIBRARY)
   list(APPEND system_libraries zstd)
+endif()
+if(MILLRACE_IMAGES)
+  list(APPEND system_libraries png jpeg)
+  set(pc_images " -lpng -ljpeg")
 endif()
 if(MILLRACE_CUDA)
   set(cuda_libraries CUDA::cudart_static)
@@ -80,7 +84,7 @@ install(FILES ${CMAKE_BINARY_DIR}/millraceConfig.cmake ${CMAKE_BINARY_DIR}/millr
 
 # pkg-config: the prefix is found from where the file lies, so that a tree may be moved.
 if(ZSTD_LIBRARY)
-  set(pc_libs_private "-lfmt -lzstd -lpthread -lstdc++ -lm")
+  set(pc_libs_private "-lfmt -lzstd${pc_images} -lpthread -lstdc++ -lm")
 else()
   set(pc_libs_private "-lfmt -lpthread -lstdc++ -lm")
 endif()
@@ -120,5 +124,5 @@ set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS ca-certificates)  # for millrace pull
-set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libfmt-dev, libzstd-dev, pkg-config")
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libfmt-dev, libzstd-dev, libpng-dev, libjpeg62-turbo-dev, pkg-config")
 include(CPack)

@@ -30,7 +30,7 @@ std::unique_ptr<Runtime> open(const EngineOptions& options) {
 }
 
 // Logits of every token, [tokens, vocab], fed in pieces of `chunk`.
-std::vector<float> split_logits(Runtime& runtime, std::span<const int32_t> tokens, size_t chunk) {
+std::vector<float> all_logits(Runtime& runtime, std::span<const int32_t> tokens, size_t chunk) {
   kv::Sequence sequence = runtime.make_sequence();
   std::vector<float> out;
   while (!tokens.empty()) {
@@ -89,7 +89,7 @@ void expect_golden(const std::string& model_name, const std::vector<Case>& cases
     options.cpu_experts = c.cpu_experts;
     const auto runtime = open_unless_refused(options);
     if (runtime == nullptr) continue;
-    const std::vector<float> logits = split_logits(*runtime, prompt.tokens, 512);
+    const std::vector<float> logits = all_logits(*runtime, prompt.tokens, 512);
     std::vector<double> errors;
     for (size_t i = 0; i < prompt.positions.size(); ++i) {
       errors.push_back(golden::relative_error(std::span(logits).subspan(prompt.positions[i] * vocab, vocab),
@@ -101,8 +101,8 @@ void expect_golden(const std::string& model_name, const std::vector<Case>& cases
     EXPECT_LT(errors.back(), std::max(0.5, 3 * allowed));
     std::printf("[  figure  ] %-60s median %.1e worst %.1e\n", words_of(c).c_str(), errors[errors.size() / 2],
                 errors.back());
-    EXPECT_EQ(split_logits(*runtime, prompt.tokens, 7), logits) << "in pieces of 7";
-    EXPECT_EQ(split_logits(*runtime, std::span(prompt.tokens).first(20), 1),
+    EXPECT_EQ(all_logits(*runtime, prompt.tokens, 7), logits) << "in pieces of 7";
+    EXPECT_EQ(all_logits(*runtime, std::span(prompt.tokens).first(20), 1),
               std::vector<float>(logits.begin(), logits.begin() + static_cast<ptrdiff_t>(20 * vocab)))
         << "token by token";
   }
@@ -138,9 +138,9 @@ TEST(Split, AllOnOneDeviceHasItsBits) {
   const golden::Model model = golden::load_model("gpt-oss-w32");
   const std::vector<int32_t>& tokens = model.prompts.front().tokens;
   const auto alone = open(options_of(model.paths.back(), "cpu"));
-  const std::vector<float> expected = split_logits(*alone, tokens, 64);
+  const std::vector<float> expected = all_logits(*alone, tokens, 64);
   EngineOptions options = options_of(model.paths.back(), "cpu+reference");
-  EXPECT_EQ(split_logits(*open(options), tokens, 64), expected);
+  EXPECT_EQ(all_logits(*open(options), tokens, 64), expected);
 }
 
 // The last block of a sequence is both devices': copied whole, and moved to memory and back.
@@ -151,7 +151,7 @@ TEST(Split, BlocksHaveBothDevicesParts) {
   const auto runtime = open(options);
   const std::vector<int32_t> tokens(model.prompts.front().tokens.begin(),
                                     model.prompts.front().tokens.begin() + 32);
-  const std::vector<float> expected = split_logits(*runtime, tokens, 16);
+  const std::vector<float> expected = all_logits(*runtime, tokens, 16);
   kv::Sequence sequence = runtime->make_sequence();
   const StepInput first{.sequence = &sequence, .tokens = std::span(tokens).first(16)};
   runtime->step({&first, 1});
@@ -285,7 +285,7 @@ TEST(Split, CountsOfAnImportanceMatrixPlaceExperts) {
   const auto runtime = open(options);
   const std::vector<int32_t>& tokens = model.prompts.front().tokens;
   const auto alone = open(options_of(model.paths.back(), "reference"));
-  EXPECT_LT(golden::relative_error(split_logits(*runtime, tokens, 64), split_logits(*alone, tokens, 64)),
+  EXPECT_LT(golden::relative_error(all_logits(*runtime, tokens, 64), all_logits(*alone, tokens, 64)),
             0.06);
   options.expert_counts = model.paths.back();  // no importance matrix
   EXPECT_THROW(open(options), Error);

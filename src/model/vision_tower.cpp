@@ -1,5 +1,7 @@
 #include "model/vision_tower.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>

@@ -1,5 +1,7 @@
 #include "backend/placement.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <numeric>
