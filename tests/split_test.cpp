@@ -285,8 +285,7 @@ TEST(Split, CountsOfAnImportanceMatrixPlaceExperts) {
   const auto runtime = open(options);
   const std::vector<int32_t>& tokens = model.prompts.front().tokens;
   const auto alone = open(options_of(model.paths.back(), "reference"));
-  EXPECT_LT(golden::relative_error(all_logits(*runtime, tokens, 64), all_logits(*alone, tokens, 64)),
-            0.06);
+  EXPECT_LT(golden::relative_error(all_logits(*runtime, tokens, 64), all_logits(*alone, tokens, 64)), 0.06);
   options.expert_counts = model.paths.back();  // no importance matrix
   EXPECT_THROW(open(options), Error);
 }
