@@ -54,7 +54,7 @@ class FileTest(PageTest):
     def test_what_does_not_fit_or_is_no_text_is_said(self):
         page = self.open()
         self.attach(page, ("picture.png", b"\x89PNG\r\n\x1a\n\0\0\0"))
-        expect(page.locator("#toast")).to_have_text("picture.png is neither text nor PDF: a model that reads text has no use for it.")
+        expect(page.locator("#toast")).to_have_text("picture.png is no picture that this browser can read.")
         self.attach(page, ("empty.txt", b""))
         expect(page.locator("#toast")).to_have_text("empty.txt is empty.")
         expect(page.locator("#attachments")).to_be_hidden()

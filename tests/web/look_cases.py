@@ -138,7 +138,7 @@ class LookTest(PageTest):
             page.keyboard.press("Tab")
             reached.add(page.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.innerText ?? ''"))
         for name in ("New chat", "Settings", "Dashboard", "Edit and send again", "Answer again", "Delete: Hello", "Rename: Hello",
-                     "Search in your chats", "Tool servers", "Attach text files or PDFs", "Continue the answer", "Copy the chat as Markdown"):
+                     "Search in your chats", "Tool servers", "Attach text files, PDFs or pictures", "Continue the answer", "Copy the chat as Markdown"):
             self.assertIn(name, reached)
 
     def test_shortcuts_do_what_the_help_says(self):
