@@ -43,7 +43,8 @@ class FalconH1 final : public Architecture {
     fields.inner = "mamba_d_ssm";
     read_mamba(reader, fields, /*hf_norm_groups=*/true, config);
     config.own["norm"] = reader.is_gguf() ? has_norm(reader) : reader.flag_or("", "mamba_rms_norm", false);
-    config.own["norm_first"] = !reader.is_gguf() && reader.flag_or("", "mamba_norm_before_gate", true);
+    config.own["norm_first"] =
+        !reader.is_gguf() && config.own["norm"] != 0.0f && reader.flag_or("", "mamba_norm_before_gate", true);
     read_multipliers(reader, config);
     read_rope(reader, config);
   }
@@ -116,7 +117,7 @@ class FalconH1 final : public Architecture {
     return {{"falcon-h1-0.5b", R"({"model_type": "falcon_h1", "num_hidden_layers": 36, "hidden_size": 1024,
       "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64,
       "vocab_size": 32784, "max_position_embeddings": 16384, "mamba_d_ssm": 1536, "mamba_n_heads": 24,
-      "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "rope_theta": 100000000000.0,
+      "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "rope_theta": 99999997952.0,
       "tie_word_embeddings": true})"},
             {"tiny-falcon-h1", R"({"model_type": "falcon_h1", "num_hidden_layers": 2, "hidden_size": 64,
       "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,

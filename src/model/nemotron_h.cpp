@@ -244,7 +244,7 @@ class NemotronH : public Architecture {
       const bool bare = size > 0;
       const auto number = static_cast<int>(l);
       const bool experts =
-          bare && reader.checkpoint().find_tensor(fmt::format("blk.{}.ffn_up_exps.weight", l));
+          bare && has_experts() && !reader.checkpoint().find_tensor(fmt::format("blk.{}.ffn_up.weight", l));
       config.state_layers.push_back(!attends[l] && !bare);
       config.bare_layers.push_back(bare);
       if (has_experts()) config.dense_layers.push_back(!experts);
