@@ -213,7 +213,7 @@ std::string RankFront::form(const RankSet& set) {
     const std::lock_guard lock(mutex_);
     if (stopping_) return "the server is shutting down";
     if (all_joined()) return {};
-    const std::string found = fault();
+    std::string found = fault();
     if (!found.empty()) return found;
     if (const auto end = launched_.ended()) return fmt::format("the ranks' launcher {}", *end);
     if (since(begin) > kJoinSeconds) {
