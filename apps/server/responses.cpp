@@ -5,6 +5,7 @@
 
 #include "api_error.h"
 #include "base/json_writer.h"
+#include "conversation.h"
 #include "conversations.h"
 #include "endpoints.h"
 #include "ids.h"

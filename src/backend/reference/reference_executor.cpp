@@ -270,11 +270,11 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
                                     index * at.floats};
     std::vector<int32_t> table;
     const SequenceSlice* of = nullptr;
-    for_each_token([&](const SequenceSlice& s, int64_t row, int32_t position) {
+    for_each_token([&, of_group = group](const SequenceSlice& s, int64_t row, int32_t position) {
       if (of != &s) {
-        const int32_t* known = s.tables[group];
+        const int32_t* known = s.tables[of_group];
         table.assign(known, known + blocks_for(s.context_len + s.num_tokens));
-        int32_t spare = spec_.kv_groups[group].num_blocks;
+        int32_t spare = spec_.kv_groups[of_group].num_blocks;
         for (size_t b = static_cast<size_t>(s.context_len / kBlockTokens); b < table.size(); ++b) {
           if (table[b] == kNoBlock) table[b] = spare++;
         }
