@@ -214,8 +214,9 @@ TEST(Runtime, APoolOnADeviceFillsWhatItHas) {
 
 TEST(Runtime, UnknownDeviceAndKvTypeNameTheChoices) {
   const std::string path = "tests/golden/models/llama2/hf";
-  EXPECT_NE(error_of([&] { Runtime::open(on("tpu", path)); }).find("auto, cpu, reference, cuda, cuda:N or two"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { Runtime::open(on("tpu", path)); }).find("auto, cpu, reference, cuda, cuda:N or two"),
+      std::string::npos);
   EXPECT_NE(error_of([&] {
               EngineOptions options = on("cpu", path);
               options.kv_type = "q4_k";
