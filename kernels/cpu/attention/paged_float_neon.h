@@ -45,9 +45,10 @@ struct SharedRows<KvFloat<Load>, 8> {
 
   [[gnu::always_inline]] static void add(float32x4_t (&acc)[8][2], V8 x, const float32x4_t (&by)[8],
                                          auto lane) {
+    constexpr int kLane = decltype(lane){};  // a constant where nothing is inlined too
     unroll<8>([&](auto r) {
-      acc[r][0] = vfmaq_laneq_f32(acc[r][0], x.lo, by[r], lane);
-      acc[r][1] = vfmaq_laneq_f32(acc[r][1], x.hi, by[r], lane);
+      acc[r][0] = vfmaq_laneq_f32(acc[r][0], x.lo, by[r], kLane);
+      acc[r][1] = vfmaq_laneq_f32(acc[r][1], x.hi, by[r], kLane);
     });
   }
 

@@ -96,8 +96,9 @@ struct IntegerRows<8> {
               x[r] = vld1q_s8(q[r] + p * static_cast<int64_t>(sizeof(ActivationBlock)) + sixteen * 16);
             });
             unroll<4>([&](auto lane) {
+              constexpr int kLane = decltype(lane){};  // a constant where nothing is inlined too
               const int8x16_t key = vld1q_s8(codes + (p * 8 + sixteen * 4 + lane) * KvInt8::kGroupBytes);
-              unroll<8>([&](auto r) { sums[r][p] = vdotq_laneq_s32(sums[r][p], key, x[r], lane); });
+              unroll<8>([&](auto r) { sums[r][p] = vdotq_laneq_s32(sums[r][p], key, x[r], kLane); });
             });
           });
         });
@@ -298,10 +299,11 @@ struct IntegerRows<8> {
         int8x16_t x[8];
         unroll<8>([&](auto r) { x[r] = vld1q_s8(codes[r] + b * kLanes); });
         unroll<4>([&](auto lane) {
+          constexpr int kLane = decltype(lane){};
           const int8x16_t v0 = vld1q_s8(values + lane * group), v1 = vld1q_s8(values + lane * group + 16);
           unroll<8>([&](auto r) {
-            sums[r][0] = vdotq_laneq_s32(sums[r][0], v0, x[r], lane);
-            sums[r][1] = vdotq_laneq_s32(sums[r][1], v1, x[r], lane);
+            sums[r][0] = vdotq_laneq_s32(sums[r][0], v0, x[r], kLane);
+            sums[r][1] = vdotq_laneq_s32(sums[r][1], v1, x[r], kLane);
           });
         });
       }
