@@ -1,22 +1,28 @@
 #!/usr/bin/env python3
 """Compiles every file of a build by itself, for its errors and warnings only (-fsyntax-only).
 
-  tools/compile_alone.py BUILD    BUILD: a folder with compile_commands.json, configured with CMAKE_UNITY_BUILD=OFF
+  tools/compile_alone.py BUILD [UNITY]    BUILD: a folder with compile_commands.json, configured with
+                                          CMAKE_UNITY_BUILD=OFF; UNITY: one configured with ON, and built
 
-Sources that the build itself writes are written first. A file whose headers have not changed since it last passed is
-left out. Tests begin with GoogleTest's header, precompiled: it takes longer to read than most of them. Status 1 when a
-file does not compile.
+Sources that the build itself writes are written first. What UNITY compiles by itself too is left out, and so is a file
+whose headers have not changed since it last passed. Headers of other projects that take longer to read than most files
+(HEAVY) are precompiled, and stand first in the files that include them, if only through others: what they bring of the
+standard library is not missed there. Status 1 when a file does not compile.
 """
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 JOBS = os.cpu_count() or 2
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = {"gtest/gtest.h", "nlohmann/json.hpp"}
 
 
 def passed_before(stamp):
@@ -32,30 +38,61 @@ def command_of(entry):
     return [part for part in shlex.split(entry["command"]) if not part.endswith("/ccache")]
 
 
-def is_test(entry):
-    return entry["file"].endswith("_test.cpp")
+def reached(source, folders, seen):
+    """The headers of other projects that a file includes, itself or through the project's own; `seen`: files read."""
+    found = set()
+    for name in re.findall(r'^#include [<"]([^>"]+)[>"]', source.read_text(encoding="utf-8"), re.MULTILINE):
+        for folder in (source.parent, *folders):
+            header = folder / name
+            if header.is_file():
+                if header not in seen:
+                    seen.add(header)
+                    found |= reached(header, folders, seen)
+                break
+        else:
+            found.add(name)
+    return found
 
 
-def precompile_googletest(entries, stamps):
-    """Of the tests' own flags; a test whose flags differ reads the header as it is."""
-    header = stamps / "googletest.h"
-    header.write_text("#include <gtest/gtest.h>\n")
-    for entry in filter(is_test, entries):
-        command = command_of(entry)
-        at = command.index("-o")
-        end = command.index("-c")
-        flags = command[:at] + command[at + 2:end]
-        dependencies = [i for i, part in enumerate(flags) if part in ("-MF", "-MT")]
-        for i in reversed(dependencies):
-            del flags[i:i + 2]
-        flags = [part for part in flags if part != "-MD"]
-        subprocess.run([*flags, "-x", "c++-header", header, "-o", f"{header}.gch"], cwd=entry["directory"],
-                       capture_output=True)
-        return ["-include", str(header)]
-    return []
+class Precompiled:
+    """The headers of HEAVY, each combination precompiled once for each set of flags."""
+
+    def __init__(self, stamps):
+        self.stamps = stamps
+        self.lock = threading.Lock()
+        self.made = {}
+
+    def option(self, entry, flags):
+        """What has the compiler of this file begin with the precompiled ones among its headers."""
+        heavy = tuple(sorted(reached(Path(entry["file"]), [ROOT, ROOT / "src", ROOT / "include"], set()) & HEAVY))
+        if not heavy:
+            return []
+        # Folders and names that a target defines do not reach these headers; everything else has to be the same.
+        key = heavy + tuple(part for part in flags if not part.startswith(("-I", "-D")))
+        with self.lock:
+            if key not in self.made:
+                header = self.stamps / f"precompiled{len(self.made)}.h"
+                header.write_text("".join(f"#include <{name}>\n" for name in heavy))
+                subprocess.run([*flags, "-x", "c++-header", header, "-o", f"{header}.gch"], cwd=entry["directory"],
+                               capture_output=True)
+                self.made[key] = header
+            return ["-include", str(self.made[key])]
 
 
-def compile_alone(entry, stamps, googletest):
+def flags_of(command):
+    """Without the file, its output and its list of dependencies."""
+    flags, skip = [], False
+    for part in command:
+        if skip or part == "-MD":
+            skip = False
+        elif part in ("-o", "-c", "-MF", "-MT"):
+            skip = True
+        else:
+            flags.append(part)
+    return flags
+
+
+def compile_alone(entry, stamps, precompiled):
     """None when the file compiles, else what the compiler said."""
     command = command_of(entry)
     at = command.index("-o")
@@ -64,7 +101,7 @@ def compile_alone(entry, stamps, googletest):
     if passed_before(stamp):
         return None
     fresh = stamp.with_suffix(".new")
-    command[at:at + 2] = ["-fsyntax-only", "-MD", "-MF", str(fresh), *(googletest if is_test(entry) else [])]
+    command[at:at + 2] = ["-fsyntax-only", "-MD", "-MF", str(fresh), *precompiled.option(entry, flags_of(command))]
     done = subprocess.run(command, cwd=entry["directory"], capture_output=True, text=True)
     if done.returncode != 0:
         return f"{entry['file']}\n{done.stderr}"
@@ -72,19 +109,24 @@ def compile_alone(entry, stamps, googletest):
     return None
 
 
+def entries_of(build):
+    return [entry for entry in json.loads((build / "compile_commands.json").read_text())
+            if not entry["file"].endswith(".cu") and "site-packages" not in entry["file"]]  # nanobind's are its own
+
+
 def main():
     build = Path(sys.argv[1]).resolve()
     stamps = build / "alone"
     stamps.mkdir(exist_ok=True)
-    entries = [entry for entry in json.loads((build / "compile_commands.json").read_text())
-               if not entry["file"].endswith(".cu") and "site-packages" not in entry["file"]]  # nanobind's are its own
+    compiled = {entry["file"] for unity in sys.argv[2:] for entry in entries_of(Path(unity))}
+    entries = [entry for entry in entries_of(build) if entry["file"] not in compiled]
     generated = [entry["file"] for entry in entries if Path(entry["file"]).is_relative_to(build)]
     if generated and subprocess.run(["ninja", "-C", build, *generated], stdout=subprocess.DEVNULL).returncode != 0:
         return 1
-    googletest = precompile_googletest(entries, stamps)
+    precompiled = Precompiled(stamps)
     failed = 0
     with ThreadPoolExecutor(JOBS) as pool:
-        for fault in pool.map(lambda entry: compile_alone(entry, stamps, googletest), entries):
+        for fault in pool.map(lambda entry: compile_alone(entry, stamps, precompiled), entries):
             if fault:
                 failed += 1
                 print(fault, flush=True)

@@ -203,10 +203,10 @@ def run_alone(_):
     if run(["cmake", "--preset", "dev", "-B", BUILD / "alone", "-DCMAKE_UNITY_BUILD=OFF"],
            stdout=subprocess.DEVNULL) != 0:
         return FAILED
-    result = Result()
-    result += PASSED if run([sys.executable, "tools/compile_alone.py", BUILD / "alone"]) == 0 else FAILED
     if not build("dev"):
         return FAILED
+    result = Result()
+    result += PASSED if run([sys.executable, "tools/compile_alone.py", BUILD / "alone", BUILD / "dev"]) == 0 else FAILED
     result += ctest("dev", only=("-L", "check"))  # tests that only compile
     return result
 

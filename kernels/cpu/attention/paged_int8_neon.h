@@ -109,14 +109,15 @@ struct IntegerRows<8> {
           vst1q_f32(less[p], vmulq_n_f32(d[p], -kFloatOfOrigin));
         });
         unroll<8>([&](auto r) {
+          constexpr int kLane = decltype(r){} % 4;
           float32x4_t score = vdupq_n_f32(0.0f);
           unroll<kParts>([&](auto p) {
             const float32x4_t part = vfmaq_f32(from_memory(less[p]), vreinterpretq_f32_s32(sums[r][p]), d[p]);
             const float32x4_t factors = vld1q_f32(by[p] + r / 4 * 4);
             if constexpr (p == 0 && kFirst) {
-              score = vmulq_laneq_f32(part, factors, r % 4);
+              score = vmulq_laneq_f32(part, factors, kLane);
             } else {
-              score = vfmaq_laneq_f32(p == 0 ? vld1q_f32(to + r * kStride) : score, part, factors, r % 4);
+              score = vfmaq_laneq_f32(p == 0 ? vld1q_f32(to + r * kStride) : score, part, factors, kLane);
             }
           });
           vst1q_f32(to + r * kStride, score);
@@ -309,10 +310,11 @@ struct IntegerRows<8> {
       }
       float* to = s.acc + row * dim + c;
       unroll<8>([&](auto r) {
+        constexpr int kLane = decltype(r){} % 4;
         const float32x4_t by = r < 4 ? unit0 : unit1;
         const float32x4_t lo4 = vld1q_f32(to + r * dim), hi4 = vld1q_f32(to + r * dim + 4);
-        vst1q_f32(to + r * dim, vfmaq_laneq_f32(lo4, to_float(sums[r][0], origin), by, r % 4));
-        vst1q_f32(to + r * dim + 4, vfmaq_laneq_f32(hi4, to_float(sums[r][1], origin), by, r % 4));
+        vst1q_f32(to + r * dim, vfmaq_laneq_f32(lo4, to_float(sums[r][0], origin), by, kLane));
+        vst1q_f32(to + r * dim + 4, vfmaq_laneq_f32(hi4, to_float(sums[r][1], origin), by, kLane));
       });
     }
   }
