@@ -53,8 +53,8 @@ CROSS_FILTER = (f"-{CONFORMANCE}:Json*:*Linear*:SameBits.HoweverManyThreads:Same
                 f"Int8Cache.IsNear*:Int8Cache.DoesNotSee*:Int8Cache.Shows*:LongContext.*:Blocks.*:"
                 f"BufferPool.*:ReadBefore.BringsIn*")
 # What is built, or read by clang-tidy, while the tests of other phases run: they leave a core idle where they wait for
-# one another or for a server. tidy is the last: of small parts, it fills both cores to the end.
-AHEAD = ("asan", "tsan", "cross", "cuda", "tidy")
+# one another or for a server. alone and tidy are the last: of small parts, they fill both cores to the end.
+AHEAD = ("asan", "tsan", "cross", "cuda", "alone", "tidy")
 FETCHERS = (("fetch_model.py", "smollm2"), ("fetch_tokenizers.py",), ("fetch_templates.py",))
 
 
@@ -197,18 +197,21 @@ def run_dev(arguments):
     return ctest("dev", only=("-LE", "check"))
 
 
+def run_slow(arguments):
+    """What wants packages and other programs, or takes minutes: real clients, torch, a program built on the headers."""
+    if not build("dev"):
+        return FAILED
+    build_ahead("slow", arguments)
+    return ctest("dev", only=("-L", "check"))
+
+
 def run_alone(_):
     """Compiles every file by itself: what a unity build leaves out is a missing include, or a name from a neighbour."""
     # Every time: nothing is built there, so that nobody else sees that the list of files has changed.
     if run(["cmake", "--preset", "dev", "-B", BUILD / "alone", "-DCMAKE_UNITY_BUILD=OFF"],
-           stdout=subprocess.DEVNULL) != 0:
+           stdout=subprocess.DEVNULL) != 0 or not build("dev"):
         return FAILED
-    if not build("dev"):
-        return FAILED
-    result = Result()
-    result += PASSED if run([sys.executable, "tools/compile_alone.py", BUILD / "alone", BUILD / "dev"]) == 0 else FAILED
-    result += ctest("dev", only=("-L", "check"))  # tests that only compile
-    return result
+    return PASSED if run([sys.executable, "tools/compile_alone.py", BUILD / "alone", BUILD / "dev"]) == 0 else FAILED
 
 
 def runs_here(compiler, flags, prefix=()):
@@ -333,9 +336,9 @@ def run_soak(arguments):
                           arguments.soak_seconds]) == 0 else FAILED
 
 
-# tidy reads what dev compiles, mostly while the tests of the others run (AHEAD).
+# alone and tidy read what dev compiles, mostly while the tests of the others run (AHEAD).
 PHASES = {"dev": run_dev, "format": run_format, "asan": run_asan, "tsan": run_tsan, "fuzz": run_fuzz, "cross": run_cross,
-          "cuda": run_cuda, "alone": run_alone, "tidy": run_tidy, "soak": run_soak}
+          "cuda": run_cuda, "slow": run_slow, "alone": run_alone, "tidy": run_tidy, "soak": run_soak}
 TEST = ["dev"]
 # Fuzzing needs a build of its own; without one, asan replays the corpus.
 REST = [name for name in PHASES if name not in (*TEST, "fuzz")]
