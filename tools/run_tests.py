@@ -41,7 +41,8 @@ CONFORMANCE = "*/scalar_*:*/neon_*:*/avx*:*/amx*:Attention.*:LatentAttention.*:S
 ASAN_FILTER = f"-*Golden*:*Linear*:*Speed*:*Runaways*:Load.*:Trace.*:{CONFORMANCE}"
 # Everything with threads: the pool, the tiers of the cache, masks, and the whole engine.
 TSAN_TARGETS = ("base_test", "kv_test", "sched_test", "grammar_test", "engine_test")
-TSAN_FILTER = "-*Speed*:*Linear*:Load.*:Trace.*:InstructionCount.*:Allocation.*"
+# ... without what measures time, and the long ones of a single thread.
+TSAN_FILTER = "-*Speed*:*Linear*:Load.*:Trace.*:InstructionCount.*:Allocation.*:Json*:Heap.*:Evictor.*"
 # Random schedules of the engine under a sanitizer: so many of each of the 40 engines, where dev has 25.
 FEWER_SCHEDULES = {"MILLRACE_TEST_SCHEDULES": "1"}
 # What depends on the instruction set, run under qemu on the other architecture.
