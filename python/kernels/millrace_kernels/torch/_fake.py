@@ -136,6 +136,17 @@ def _(dloss, logits, targets, lse, ignore_index=-100):
     return packed(logits)
 
 
+@fake("linear_cross_entropy")
+def _(hidden, weight, targets, ignore_index=-100):
+    return per_row(hidden), per_row(hidden)
+
+
+@fake("linear_cross_entropy_backward")
+def _(dloss, hidden, weight, targets, lse, ignore_index=-100, want_hidden=True, want_weight=True):
+    return (packed(hidden) if want_hidden else hidden.new_empty((0,)),
+            packed(weight) if want_weight else weight.new_empty((0,)))
+
+
 @fake("embedding")
 def _(tokens, table, scale=1.0):
     return table.new_empty((*tokens.shape, table.shape[1]))
@@ -154,6 +165,16 @@ def _(x, weight, bias=None):
 @fake("matmul")
 def _(a, b, transpose_a=False, transpose_b=False):
     return a.new_empty((a.shape[1 if transpose_a else 0], b.shape[0 if transpose_b else 1]))
+
+
+OUT_TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+@fake("matmul_fp8")
+def _(a, b, a_scales, b_scales, transpose_a=False, transpose_b=False, a_scale_rows=1, a_scale_cols=128,
+      b_scale_rows=128, b_scale_cols=128, out_type="f32"):
+    shape = (a.shape[1 if transpose_a else 0], b.shape[0 if transpose_b else 1])
+    return a.new_empty(shape, dtype=OUT_TYPES[out_type])
 
 
 @fake("quantize")

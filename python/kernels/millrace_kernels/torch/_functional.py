@@ -90,9 +90,25 @@ def softmax(x, scale=1.0):
 
 def cross_entropy(logits, targets, *, ignore_index=-100, reduction="mean"):
     """Of logits [..., vocab] and classes [...]. "mean" is over the targets that are not ignore_index, as torch's is."""
+    _check_reduction(reduction)
+    loss = run(ops.cross_entropy.default, logits, _int32(targets, "targets"), ignore_index)[0]
+    return _reduced(loss, targets, ignore_index, reduction)
+
+
+def linear_cross_entropy(hidden, weight, targets, *, ignore_index=-100, reduction="mean"):
+    """cross_entropy(hidden W^T, targets) of hidden [..., in] and weight [vocab, in], without its logits: forward and
+    backward compute so many of them at a time. Gradients of hidden and weight, on a CPU."""
+    _check_reduction(reduction)
+    loss = run(ops.linear_cross_entropy.default, hidden, weight, _int32(targets, "targets"), ignore_index)[0]
+    return _reduced(loss, targets, ignore_index, reduction)
+
+
+def _check_reduction(reduction):
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction is "{reduction}", expected "mean", "sum" or "none"')
-    loss = run(ops.cross_entropy.default, logits, _int32(targets, "targets"), ignore_index)[0]
+
+
+def _reduced(loss, targets, ignore_index, reduction):
     if reduction == "none":
         return loss
     total = loss.sum()
