@@ -745,6 +745,7 @@ def samples():
         "lowbit_repack": [(*four_bits, None, "mxfp4", "rows", 8, 128)],
         "lowbit_linear": [(random(3, 128, dtype=BF16), packed, "mxfp4", 8, 128, 1.0, random(8))],
         "attention": [(q, k, v), (q, k, v, sinks), (*ragged, None, cu, cu, 2, 2)],
+        "attention_dense": [(*plain[:3],), (*plain[:3], 0.3, 5.0, 2, 0)],
         "attention_backward": [(torch.randn(out.shape), *plain[:3], out, lse, plain[3])],
         "attention_fp8": [(coded, blocked, blocked, scales, block_scales, block_scales)],
         "attention_quantize": [(f16[0], 1, True), (f16[0], 128)],

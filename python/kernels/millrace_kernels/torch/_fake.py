@@ -33,6 +33,11 @@ def _(q, k, v, sinks=None, cu_q=None, cu_k=None, max_q=0, max_k=0, block_starts=
     return q.new_empty((*q.shape[:-1], v.shape[-1])), lse_of(q)
 
 
+@fake("attention_dense")
+def _(q, k, v, scale=0.0, softcap=0.0, window_left=-1, window_right=-1):
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
 @fake("attention_backward")
 def _(d_out, q, k, v, out, lse, sinks=None, cu_q=None, cu_k=None, max_q=0, max_k=0, block_starts=None,
       block_columns=None, block_q=0, block_k=0, scale=0.0, softcap=0.0, window_left=-1, window_right=-1,

@@ -3,13 +3,31 @@
 import math
 
 import torch
+from torch.autograd import forward_ad
 
 ops = torch.ops.millrace
 
 
+# The level of forward-mode differentiation, whose tangents only torch's own kernels know of; -1: there is none.
+_NO_LEVEL = -1
+
+
+def wants_gradient(*args):
+    """Can a gradient be wanted of a result of these? Then the kernel that records one must run, which is Python and
+    takes 10 us."""
+    if forward_ad._current_level != _NO_LEVEL:
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    for a in args:
+        if isinstance(a, torch.Tensor) and a.requires_grad:
+            return True
+    return False
+
+
 def run(op, *args):
-    """op(*args); where no gradient can be wanted, past the kernel that records one: it is Python and takes 10 us."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+    """op(*args); where no gradient can be wanted, past the kernel that records one."""
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or wants_gradient(*args):
         return op(*args)
     with torch._C._AutoDispatchBelowAutograd():
         return op(*args)
