@@ -136,6 +136,25 @@ def test_attention_dense():
         compare(f"attention {dtype} {b, s, t, h, g, d, e} {causal, window, extra}", ours, formula, inputs, dtype)
 
 
+def test_attention_without_gradient():
+    """Where no gradient can be wanted a smaller operation runs: the same bits, and it is told by requires_grad alone."""
+    torch.manual_seed(34)
+    for dtype, (d, e), how in itertools.product(TYPES, ((16, 24), (20, 12)),
+                                                ({}, {"causal": True}, {"window": (3, 1), "softcap": 5.0, "scale": 0.3})):
+        q, k, v = random(2, 5, 4, d, dtype=dtype), random(2, 7, 2, d, dtype=dtype), random(2, 7, 2, e, dtype=dtype)
+        want = mt.attention(q, k, v, **how)
+        assert want.requires_grad
+        plain = mt.attention(q.detach(), k.detach(), v.detach(), **how)
+        with torch.no_grad():
+            assert torch.equal(plain, mt.attention(q, k, v, **how))
+        with torch.inference_mode():
+            assert torch.equal(plain, mt.attention(q, k, v, **how))
+        assert torch.equal(plain, want) and not plain.requires_grad
+        assert mt.attention(q.detach(), k, v.detach(), **how).requires_grad
+    x = torch.randn(3, 8)
+    assert not mt.rms_norm(x).requires_grad and mt.rms_norm(x.requires_grad_()).requires_grad
+
+
 def test_attention_strides_and_lse():
     torch.manual_seed(2)
     q, k, v = random(2, 4, 9, 16), random(2, 2, 11, 16), random(2, 2, 11, 16)

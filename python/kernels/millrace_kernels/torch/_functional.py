@@ -3,20 +3,13 @@
 import math
 
 import torch
-from torch.autograd import forward_ad
 
 ops = torch.ops.millrace
-
-
-# The level of forward-mode differentiation, whose tangents only torch's own kernels know of; -1: there is none.
-_NO_LEVEL = -1
 
 
 def wants_gradient(*args):
     """Can a gradient be wanted of a result of these? Then the kernel that records one must run, which is Python and
     takes 10 us."""
-    if forward_ad._current_level != _NO_LEVEL:
-        return True
     if not torch.is_grad_enabled():
         return False
     for a in args:
