@@ -3,6 +3,7 @@
 
 #include "kernels/api/mr_fused.h"
 #include "kernels/cpu/fused/fused.h"
+#include "kernels/cpu/fused/linear_cross_entropy.h"
 
 namespace millrace::api {
 
@@ -40,6 +41,14 @@ class CpuFused final : public FusedOps {
     cpu::embedding_rows_backward(ctx_, args, workspace);
   }
   void dropout(const mr_dropout_args& args, mr_stream) override { cpu::dropout_rows(ctx_, args); }
+  size_t linear_cross_entropy_backward_workspace_bytes(
+      const mr_linear_cross_entropy_backward_args& args) const override {
+    return cpu::linear_cross_entropy_backward_bytes(args, ctx_.pool.size());
+  }
+  void linear_cross_entropy_backward(const mr_linear_cross_entropy_backward_args& args, void* workspace,
+                                     mr_stream) override {
+    cpu::linear_cross_entropy_backward(ctx_, args, workspace);
+  }
 
  private:
   cpu::Context ctx_;

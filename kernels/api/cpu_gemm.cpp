@@ -13,7 +13,7 @@ mr_gemm_args expert_product(const mr_grouped_gemm_args& args, int64_t expert) {
   const int64_t bytes = args.type == MR_F8_E4M3 ? 1 : 2, out = args.out_type == MR_F32 ? 4 : 2;
   const bool forward = args.op == MR_GROUPED_FORWARD, wgrad = args.op == MR_GROUPED_WGRAD;
   mr_gemm_args g{};
-  g.type = args.type;
+  g.type = g.b_type = args.type;
   g.out_type = args.out_type;
   g.alpha = args.alpha;
   g.m = wgrad ? args.n : rows;
@@ -27,12 +27,14 @@ mr_gemm_args expert_product(const mr_grouped_gemm_args& args, int64_t expert) {
   g.transpose_b = forward ? 1 : 0;
   g.c = static_cast<uint8_t*>(args.c) + (wgrad ? expert * args.n : first) * args.ldc * out;
   g.ldc = args.ldc;
-  if (args.a_scales != nullptr) {
-    const int64_t blocks = (args.k + 127) / 128;
-    g.a_scales = args.a_scales + first * blocks;
-    g.b_scales = args.b_scales + expert * ((args.n + 127) / 128) * blocks;
-    g.a_scale_stride = g.b_scale_stride = blocks;
-  }
+  if (args.a_scales == nullptr) return g;
+  const int64_t blocks_n = (args.n + 127) / 128, blocks_k = (args.k + 127) / 128;
+  g.a_scale_stride = forward ? blocks_k : blocks_n;
+  g.a_scales = args.a_scales + first * g.a_scale_stride;
+  g.a_scale_rows = 1, g.a_scale_cols = 128;
+  g.b_scale_stride = blocks_k;
+  g.b_scales = args.b_scales + (wgrad ? first : expert * blocks_n) * blocks_k;
+  g.b_scale_rows = wgrad ? 1 : 128, g.b_scale_cols = 128;
   return g;
 }
 

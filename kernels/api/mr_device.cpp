@@ -71,6 +71,8 @@ mr_status mr_dtype_block(mr_dtype type, int32_t* elements, int32_t* bytes) {
 }
 
 const char* mr_dtype_name(mr_dtype type) {
+  if (type == MR_I8) return "i8";
+  if (type == MR_F8_E5M2) return "f8_e5m2";
   const bool known = static_cast<int64_t>(type) >= MR_F32 && static_cast<int64_t>(type) <= MR_Q4_Z;
   if (!known) return "unknown type";
   return millrace::info(static_cast<millrace::DType>(type)).name.data();  // names are literals

@@ -1,34 +1,17 @@
 // The C functions of the fused operations: what is checked on every device.
 #include "kernels/api/mr_fused.h"
 
-#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 
 #include "kernels/api/mr_device.h"
+#include "kernels/api/mr_rows_checks.h"
 
 namespace millrace::api {
 namespace {
 
-constexpr int64_t kMaxCount = INT32_MAX;
 constexpr int32_t kMaxHeads = 1 << 16, kMaxHeadSize = 1 << 12;
 
-size_t float_bytes(mr_dtype type, const char* name) {
-  if (type == MR_F32) return 4;
-  if (type == MR_F16 || type == MR_BF16) return 2;
-  throw_error(ErrorCode::kUnsupported, "{}.type is {}, expected f32, f16 or bf16", name, mr_dtype_name(type));
-}
-
-// Rows that must be there (unless there are no rows at all), with their stride filled in.
-void check_rows(mr_rows& of, int64_t rows, int64_t cols, const char* name) {
-  const size_t bytes = float_bytes(of.type, name);
-  of.stride = stride_or(of.stride, cols, name);
-  product(rows, of.stride, name);
-  if (rows > 0) require_aligned(of.data, bytes, name);
-}
-void check_optional(mr_rows& of, int64_t rows, int64_t cols, const char* name) {
-  if (of.data != nullptr) check_rows(of, rows, cols, name);
-}
 void check_vector(const mr_vector& of, const char* name) {
   if (of.data != nullptr) require_aligned(of.data, float_bytes(of.type, name), name);
 }
@@ -50,10 +33,6 @@ void check_in_place(const mr_rows& out, const char* name, std::initializer_list<
                 mr_dtype_name(out.type), out.stride, mr_dtype_name(in->type), in->stride);
   }
 }
-void require_apart(const void* a, const void* b, const char* name) {
-  if (a != nullptr && a == b) throw_error(ErrorCode::kBadInput, "{} is the memory of another array", name);
-}
-
 void check_begin(const mr_device* device, const void* args) {
   require_pointer(device, "device");
   require_pointer(args, "args");
@@ -287,74 +266,6 @@ mr_embedding_backward_args checked(const mr_embedding_backward_args& given) {
   return args;
 }
 
-// Logits of `chunk` rows, then what their product needs.
-size_t logits_bytes(int64_t chunk, int64_t vocab) {
-  const auto bytes = static_cast<size_t>(product(chunk, vocab, "logits of a chunk")) * sizeof(float);
-  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-}
-size_t linear_bytes(const mr_device& device, const mr_weight& weight, int64_t chunk) {
-  return logits_bytes(chunk, weight.rows) + device.matmul_workspace_bytes(weight, chunk);
-}
-void check_weight(const mr_device* device, const mr_weight* weight) {
-  require_pointer(weight, "weight");
-  if (&weight->device != device) throw_error(ErrorCode::kBadInput, "weight belongs to another device");
-  if (weight->experts != 1) {
-    throw_error(ErrorCode::kBadInput, "weight has {} experts, expected a plain matrix", weight->experts);
-  }
-}
-
-// The largest chunk that a workspace has room for; 0: none.
-int64_t chunk_that_fits(const mr_device& device, const mr_weight& weight, int64_t rows, size_t bytes) {
-  int64_t low = 0, high = rows;
-  while (low < high) {
-    const int64_t middle = low + (high - low + 1) / 2;
-    if (linear_bytes(device, weight, middle) <= bytes) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
-
-void linear_cross_entropy(mr_device& device, const mr_linear_cross_entropy_args& args, void* workspace,
-                          size_t workspace_bytes, mr_stream stream) {
-  const mr_weight& w = *args.weight;
-  require_workspace(workspace, workspace_bytes, linear_bytes(device, w, 1));
-  const int64_t chunk = chunk_that_fits(device, w, args.rows, workspace_bytes);
-  auto* logits = static_cast<float*>(workspace);
-  std::byte* scratch = static_cast<std::byte*>(workspace) + logits_bytes(chunk, w.rows);
-  for (int64_t r = 0; r < args.rows; r += chunk) {
-    const int64_t rows = std::min(chunk, args.rows - r);
-    device.matmul(
-        {&w, nullptr, args.hidden + r * args.hidden_stride, args.hidden_stride, logits, w.rows, rows, 0},
-        scratch, stream);
-    device.fused().cross_entropy({rows,
-                                  w.rows,
-                                  {logits, MR_F32, w.rows},
-                                  args.targets + r,
-                                  args.ignore_index,
-                                  args.loss + r,
-                                  args.lse + r},
-                                 stream);
-  }
-}
-
-mr_linear_cross_entropy_args checked(const mr_device* device, const mr_linear_cross_entropy_args& given) {
-  mr_linear_cross_entropy_args args = given;
-  check_weight(device, args.weight);
-  require_range(args.rows, 0, kMaxCount, "args.rows");
-  args.hidden_stride = stride_or(args.hidden_stride, args.weight->cols, "args.hidden_stride");
-  product(args.rows, args.hidden_stride, "rows of args.hidden");
-  if (args.rows == 0) return args;
-  require_aligned(args.hidden, alignof(float), "args.hidden");
-  require_aligned(args.targets, alignof(int32_t), "args.targets");
-  require_aligned(args.loss, alignof(float), "args.loss");
-  require_aligned(args.lse, alignof(float), "args.lse");
-  require_apart(args.loss, args.lse, "args.lse");
-  return args;
-}
-
 }  // namespace
 }  // namespace millrace::api
 
@@ -445,26 +356,6 @@ mr_status mr_cross_entropy_backward(mr_device* device, const mr_cross_entropy_ba
     api::check_begin(device, args);
     const mr_cross_entropy_backward_args checked = api::checked(*args);
     if (checked.rows > 0) device->fused().cross_entropy_backward(checked, stream);
-  });
-}
-
-mr_status mr_linear_cross_entropy_workspace_bytes(const mr_device* device, const mr_weight* weight,
-                                                  int64_t chunk, size_t* bytes) {
-  return api::guarded([&] {
-    api::check_begin(device, weight);
-    api::require_pointer(bytes, "bytes");
-    api::check_weight(device, weight);
-    api::require_range(chunk, 1, api::kMaxCount, "chunk");
-    *bytes = api::linear_bytes(*device, *weight, chunk);
-  });
-}
-
-mr_status mr_linear_cross_entropy(mr_device* device, const mr_linear_cross_entropy_args* args,
-                                  void* workspace, size_t workspace_bytes, mr_stream stream) {
-  return api::guarded([&] {
-    api::check_begin(device, args);
-    const mr_linear_cross_entropy_args checked = api::checked(device, *args);
-    if (checked.rows > 0) api::linear_cross_entropy(*device, checked, workspace, workspace_bytes, stream);
   });
 }
 

@@ -1,125 +1,17 @@
 // The fused operations of the C API on every instruction set this machine runs: against double, and each
 // one's bits against scalar's. Memory ends at a page nobody may touch; outputs are poisoned and gaps between
 // rows stay so. tests/gpu/fused_test.py compares the same functions with torch.
-#include <cstdint>
-#include <functional>
-
-#include "base/float_bits.h"
-#include "kernels/api/api_test_support.h"
+#include "kernels/api/rows_test_support.h"
 #include "kernels/quant/philox.h"
-#include "kernels/reference/naive_fused.h"
 #include "kernels/reference/naive_rotary.h"
 
 namespace millrace::api_test {
 namespace {
 
-using reference::Row;
-constexpr uint8_t kPoison = 0xa5;
-constexpr mr_dtype kFloatTypes[] = {MR_F32, MR_F16, MR_BF16};
-
-size_t bytes_of_type(mr_dtype type) { return type == MR_F32 ? 4 : 2; }
-double read(const uint8_t* p, mr_dtype type) {
-  if (type == MR_F32) {
-    float x;
-    std::memcpy(&x, p, 4);
-    return x;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, p, 2);
-  return type == MR_F16 ? to_float(Half{bits}) : to_float(BFloat16{bits});
-}
-void write(uint8_t* p, mr_dtype type, float x) {
-  if (type == MR_F32) {
-    std::memcpy(p, &x, 4);
-  } else {
-    const uint16_t bits = type == MR_F16 ? to_half(x).bits : to_bfloat16(x).bits;
-    std::memcpy(p, &bits, 2);
-  }
-}
-
-// [rows, cols] with a gap behind every row but the last, which ends where nobody may read.
-class Matrix {
- public:
-  Matrix(int64_t rows, int64_t cols, mr_dtype type, int64_t gap)
-      : rows_(rows),
-        cols_(cols),
-        stride_(cols + gap),
-        type_(type),
-        memory_(size(), bytes_of_type(type)),
-        data_(static_cast<uint8_t*>(memory_.data())) {
-    std::memset(data_, kPoison, size());
-  }
-  Matrix(int64_t rows, int64_t cols, mr_dtype type, int64_t gap, std::mt19937& random, float scale = 1.0f)
-      : Matrix(rows, cols, type, gap) {
-    const std::vector<float> x = random_floats(random, rows * cols, scale);
-    for (int64_t i = 0; i < rows * cols; ++i) write(at(i / cols, i % cols), type, x[static_cast<size_t>(i)]);
-  }
-
-  mr_rows view() { return {data_, type_, stride_}; }
-  mr_vector vector() { return {data_, type_}; }
-  Row row(int64_t r) const {
-    Row values;
-    for (int64_t c = 0; c < cols_; ++c) values.push_back(read(at(r, c), type_));
-    return values;
-  }
-  std::vector<uint8_t> bytes() const { return {data_, data_ + size()}; }
-  void poison() { std::memset(data_, kPoison, size()); }
-  bool gaps_are_poison() const {
-    for (int64_t r = 0; r + 1 < rows_; ++r) {
-      for (const uint8_t* p = at(r, cols_); p < at(r + 1, 0); ++p) {
-        if (*p != kPoison) return false;
-      }
-    }
-    return true;
-  }
-  uint8_t* at(int64_t r, int64_t c) const {
-    return data_ + static_cast<size_t>(r * stride_ + c) * bytes_of_type(type_);
-  }
-  mr_dtype type() const { return type_; }
-
- private:
-  size_t size() const {
-    return rows_ == 0 ? 0 : static_cast<size_t>((rows_ - 1) * stride_ + cols_) * bytes_of_type(type_);
-  }
-  int64_t rows_, cols_, stride_;
-  mr_dtype type_;
-  Guarded memory_;
-  uint8_t* data_;
-};
-
-// Of a result that is rounded once, relative to the largest of a row.
-double rounding(mr_dtype type) { return type == MR_F32 ? 4e-6 : type == MR_F16 ? 6e-4 : 5e-3; }
-void expect_close(const Row& got, const Row& want, mr_dtype type, const std::string& what) {
-  double most = 1;
-  for (const double v : want) most = std::max(most, std::abs(v));
-  ASSERT_EQ(got.size(), want.size());
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_NEAR(got[i], want[i], rounding(type) * most) << what << ", column " << i;
-  }
-}
-
 struct Shape {
   int64_t rows, cols, gap;
 };
 constexpr Shape kShapes[] = {{1, 1, 0}, {1, 16, 0}, {3, 7, 2}, {37, 33, 5}, {2, 257, 0}, {5, 130, 30}};
-
-// Runs `call` on every instruction set and on one to three threads: the outputs' bits are scalar's, gaps stay
-// poison.
-void same_on_all(const std::vector<Matrix*>& outputs, const std::function<mr_status(mr_device*)>& call) {
-  std::vector<std::vector<uint8_t>> first;
-  for (const std::string& isa : isas()) {
-    for (const int threads : {1, 3}) {
-      const DevicePtr device = open_cpu(isa.c_str(), threads);
-      for (Matrix* out : outputs) out->poison();
-      ASSERT_EQ(call(device.get()), MR_OK) << isa << ": " << mr_last_error();
-      for (size_t i = 0; i < outputs.size(); ++i) {
-        ASSERT_TRUE(outputs[i]->gaps_are_poison()) << isa << ", output " << i;
-        if (first.size() == i) first.push_back(outputs[i]->bytes());
-        ASSERT_EQ(first[i], outputs[i]->bytes()) << isa << ", " << threads << " threads, output " << i;
-      }
-    }
-  }
-}
 
 mr_status norm_backward(mr_device* device, const mr_norm_backward_args& args) {
   size_t bytes = 0;
@@ -410,50 +302,73 @@ TEST(MrFused, SoftmaxAndCrossEntropy) {
   }
 }
 
-TEST(MrFused, CrossEntropyInChunksHasTheBitsOfAllLogitsAtOnce) {
-  std::mt19937 random(7);
-  const int64_t rows = 11, in = 64, vocab = 301;
-  for (const mr_dtype type : {MR_F32, MR_Q8_0}) {
-    const DevicePtr device = open_cpu();
-    const TestMatrix m = random_matrix(device.get(), random, type, 1, vocab, in);
-    size_t bytes = 0;
-    ASSERT_EQ(mr_weight_bytes(device.get(), &m.matrix, &bytes), MR_OK);
-    const Guarded memory(bytes);
-    mr_weight* weight = nullptr;
-    ASSERT_EQ(mr_weight_create(device.get(), &m.matrix, memory.data(), bytes, &weight), MR_OK)
-        << mr_last_error();
-    const std::vector<float> hidden = random_floats(random, rows * in);
-    std::vector<float> logits(rows * vocab);
-    std::vector<int32_t> targets;
-    for (int64_t r = 0; r < rows; ++r)
-      targets.push_back(r == 4 ? -100 : static_cast<int32_t>(random() % vocab));
-    std::vector<float> want_loss(rows), want_lse(rows);
-    size_t all = 0, one = 0, three = 0;
-    ASSERT_EQ(mr_matmul_workspace_bytes(device.get(), weight, rows, &all), MR_OK);
-    const Guarded space(all);
-    const mr_matmul_args product{weight, nullptr, hidden.data(), 0, logits.data(), 0, rows, 0};
-    ASSERT_EQ(mr_matmul(device.get(), &product, space.data(), all, nullptr), MR_OK) << mr_last_error();
-    const mr_cross_entropy_args plain{
-        rows, vocab, {logits.data(), MR_F32, 0}, targets.data(), -100, want_loss.data(), want_lse.data()};
-    ASSERT_EQ(mr_cross_entropy(device.get(), &plain, nullptr), MR_OK) << mr_last_error();
-    std::vector<float> loss(rows), lse(rows);
-    const mr_linear_cross_entropy_args args{weight,         hidden.data(), 0,           rows,
-                                            targets.data(), -100,          loss.data(), lse.data()};
-    ASSERT_EQ(mr_linear_cross_entropy_workspace_bytes(device.get(), weight, 1, &one), MR_OK);
-    ASSERT_EQ(mr_linear_cross_entropy_workspace_bytes(device.get(), weight, 3, &three), MR_OK);
-    for (const size_t given : {one, three, three + one}) {
-      const Guarded workspace(given);
-      std::fill(loss.begin(), loss.end(), -1.0f);
-      ASSERT_EQ(mr_linear_cross_entropy(device.get(), &args, workspace.data(), given, nullptr), MR_OK)
-          << mr_last_error();
-      EXPECT_EQ(loss, want_loss) << mr_dtype_name(type);
-      EXPECT_EQ(lse, want_lse);
-    }
-    const Guarded workspace(one);
-    EXPECT_REFUSED(mr_linear_cross_entropy(device.get(), &args, workspace.data(), one - 1, nullptr),
-                   MR_ERROR_NO_MEMORY, std::to_string(one));
-    mr_weight_destroy(weight);
+// Numbers that are rounded by hand somewhere: ties, overflow, infinities, NaN with any payload, alone and
+// among others.
+TEST(MrFused, EveryKindOfNumberIsRoundedToBFloat16) {
+  const std::vector<uint32_t> odd{0x3f808000u, 0x3f818000u, 0x3f808001u, 0x7f7fffffu,
+                                  0x7f800000u, 0xff800000u, 0x7f800001u, 0x7fc00000u,
+                                  0xffffffffu, 0x7f80ffffu, 0x00008000u, 0x80018000u};
+  std::vector<float> x(16 * odd.size() + 5, 1.5f);
+  for (size_t i = 0; i < odd.size(); ++i) std::memcpy(&x[16 * i + i % 16], &odd[i], 4);
+  x[2] = INFINITY, x[5] = -INFINITY;  // whose sum is NaN
+  Matrix table(1, static_cast<int64_t>(x.size()), MR_F32, 0),
+      y(1, static_cast<int64_t>(x.size()), MR_BF16, 0);
+  std::memcpy(table.at(0, 0), x.data(), x.size() * sizeof(float));
+  const int32_t token = 0;
+  const mr_embedding_args args{1, static_cast<int64_t>(x.size()), 1, &token, table.view(), y.view(), 1.0f};
+  same_on_all({&y}, [&](mr_device* device) { return mr_embedding(device, &args, nullptr); });
+  for (size_t i = 0; i < x.size(); ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, y.at(0, static_cast<int64_t>(i)), 2);
+    // A multiplication by 1 makes a signalling NaN a quiet one.
+    EXPECT_EQ(bits, to_bfloat16(x[i]).bits) << "element " << i;
   }
+}
+
+// y of ones with an eps of 0 is the weight itself: codes have the bits of y / scale, whatever it is made of.
+TEST(MrFused, CodesAreThoseOfADivision) {
+  std::mt19937 random(19);
+  constexpr int64_t kCols = 128;
+  int all_ones = 0;
+  for (int number = 0; number < 60; ++number) {
+    const float magnitude = std::ldexp(1.0f, number * 4 - 120);  // 2^-120 to 2^116
+    Matrix weight(1, kCols, MR_F32, 0, random, magnitude), x(1, kCols, MR_F32, 0);
+    for (int64_t c = 0; c < kCols; ++c) write(x.at(0, c), MR_F32, 1.0f);
+    if (number % 2 == 0) {  // a scale whose fraction is all ones, where there is one
+      const float scale = std::nextafter(magnitude, 0.0f);
+      for (float most = 448.0f * scale; most <= 448.0f * magnitude; most = std::nextafter(most, INFINITY)) {
+        if (most / 448.0f != scale) continue;
+        for (int64_t c = 0; c < kCols; ++c)
+          write(weight.at(0, c), MR_F32, static_cast<float>(read(weight.at(0, c), MR_F32)) * 90.0f);
+        write(weight.at(0, 7), MR_F32, most);
+        ++all_ones;
+        break;
+      }
+    }
+    for (const mr_norm_quantize quantize : {MR_QUANTIZE_FP8_1X128, MR_QUANTIZE_INT8_ROW}) {
+      for (const std::string& isa : isas()) {
+        const DevicePtr device = open_cpu(isa.c_str(), 1);
+        std::vector<uint8_t> codes(kCols);
+        float scale = -1.0f;
+        mr_norm_args args{};
+        args.kind = MR_NORM_RMS, args.rows = 1, args.cols = kCols;
+        args.x = x.view(), args.weight = weight.vector();
+        args.quantize = quantize, args.codes = codes.data(), args.scales = &scale;
+        ASSERT_EQ(mr_norm(device.get(), &args, nullptr), MR_OK) << mr_last_error();
+        const bool int8 = quantize == MR_QUANTIZE_INT8_ROW;
+        float most = 0.0f;
+        for (const double v : weight.row(0)) most = std::max(most, static_cast<float>(std::abs(v)));
+        ASSERT_EQ(scale, most / (int8 ? 127.0f : 448.0f)) << isa;
+        for (int64_t c = 0; c < kCols; ++c) {
+          const float q = static_cast<float>(read(weight.at(0, c), MR_F32)) / scale;
+          const auto want =
+              int8 ? static_cast<uint8_t>(static_cast<int8_t>(std::nearbyint(q))) : to_fp8_e4m3(q).bits;
+          ASSERT_EQ(codes[static_cast<size_t>(c)], want) << isa << ", 2^" << number * 4 - 120 << ", " << q;
+        }
+      }
+    }
+  }
+  EXPECT_GT(all_ones, 5);
 }
 
 TEST(MrFused, Embedding) {

@@ -30,15 +30,71 @@ void check_matrix(const void* data, int64_t rows, int64_t cols, int64_t& stride,
   if (rows > 0 && cols > 0) require_aligned(data, static_cast<size_t>(gemm_element_bytes(type)), name);
 }
 
+bool is_fp8(mr_dtype type) { return type == MR_F8_E4M3 || type == MR_F8_E5M2; }
+bool is_float(mr_dtype type) { return type == MR_F32 || type == MR_F16 || type == MR_BF16; }
+
+// What a and b are; b_type replaced.
+void check_types(mr_gemm_args& args) {
+  if (!is_float(args.type) && !is_fp8(args.type) && args.type != MR_I8) {
+    throw_error(ErrorCode::kBadInput,
+                "args.type is {}, expected MR_F32, MR_BF16, MR_F16, MR_F8_E4M3, MR_F8_E5M2 or MR_I8",
+                static_cast<int>(args.type));
+  }
+  if (args.b_type == MR_F32) args.b_type = args.type;
+  if (args.b_type == args.type || (is_float(args.type) && is_float(args.b_type)) ||
+      (is_fp8(args.type) && is_fp8(args.b_type)))
+    return;
+  throw_error(ErrorCode::kBadInput, "args.b_type is {}, expected {} beside an args.type of {}",
+              mr_dtype_name(args.b_type),
+              is_float(args.type) ? "f16 or bf16"
+              : is_fp8(args.type) ? "f8_e4m3 or f8_e5m2"
+                                  : "i8",
+              mr_dtype_name(args.type));
+}
+
+// The grid of an operand that lies as rows x cols; its stride replaced. 0 and 0 stand for `usual`, whose
+// scales lie as the product takes them: along k, `k_blocks` to a row.
+struct OperandGrid {
+  int32_t &rows, &cols;
+  int64_t& stride;
+};
+void check_grid(const OperandGrid& grid, int64_t columns, int64_t k_blocks, bool is_usual, const char* name,
+                const char* stride_name) {
+  const bool given = grid.rows != 0 || grid.cols != 0;
+  const auto fits = [](int32_t x) { return x == 1 || x == 128; };
+  if (given && !(fits(grid.rows) && fits(grid.cols))) {
+    throw_error(ErrorCode::kBadInput, "{}_rows and _cols are {} and {}, expected each 1 or 128, or both 0",
+                name, grid.rows, grid.cols);
+  }
+  grid.stride = stride_or(grid.stride, given ? (columns + grid.cols - 1) / grid.cols : k_blocks, stride_name);
+  if (is_usual) grid.rows = grid.cols = 0;
+}
+
 void check_scales(mr_gemm_args& args) {
   const int64_t blocks = (args.k + 127) / 128;
-  if (args.type == MR_F8_E4M3) {
+  if (is_fp8(args.type)) {
     if (blocks > 0 && args.m > 0) require_aligned(args.a_scales, 4, "args.a_scales");
     if (blocks > 0 && args.n > 0) require_aligned(args.b_scales, 4, "args.b_scales");
-    args.a_scale_stride = stride_or(args.a_scale_stride, blocks, "args.a_scale_stride");
-    args.b_scale_stride = stride_or(args.b_scale_stride, blocks, "args.b_scale_stride");
-  } else if (args.type != MR_I8 && (args.a_scales != nullptr || args.b_scales != nullptr)) {
-    throw_error(ErrorCode::kBadInput, "args.{} is given, expected NULL unless args.type is f8_e4m3 or i8",
+    check_grid({args.a_scale_rows, args.a_scale_cols, args.a_scale_stride},
+               args.transpose_a ? args.m : args.k, blocks,
+               args.transpose_a == 0 && args.a_scale_rows == 1 && args.a_scale_cols == 128, "args.a_scale",
+               "args.a_scale_stride");
+    check_grid({args.b_scale_rows, args.b_scale_cols, args.b_scale_stride},
+               args.transpose_b ? args.k : args.n, blocks,
+               args.transpose_b == 1 && args.b_scale_rows == 128 && args.b_scale_cols == 128, "args.b_scale",
+               "args.b_scale_stride");
+    return;
+  }
+  if (args.a_scale_rows != 0 || args.a_scale_cols != 0 || args.b_scale_rows != 0 || args.b_scale_cols != 0) {
+    throw_error(ErrorCode::kBadInput, "args.{} is given, expected 0 unless args.type is f8_e4m3 or f8_e5m2",
+                args.a_scale_rows != 0   ? "a_scale_rows"
+                : args.a_scale_cols != 0 ? "a_scale_cols"
+                : args.b_scale_rows != 0 ? "b_scale_rows"
+                                         : "b_scale_cols");
+  }
+  if (args.type != MR_I8 && (args.a_scales != nullptr || args.b_scales != nullptr)) {
+    throw_error(ErrorCode::kBadInput,
+                "args.{} is given, expected NULL unless args.type is f8_e4m3, f8_e5m2 or i8",
                 args.a_scales != nullptr ? "a_scales" : "b_scales");
   }
 }
@@ -82,12 +138,7 @@ void check_outputs(mr_gemm_args& args, int64_t outputs) {
 mr_gemm_args checked(const mr_gemm_args* given) {
   require_pointer(given, "args");
   mr_gemm_args args = *given;
-  if (args.type != MR_F32 && args.type != MR_BF16 && args.type != MR_F16 && args.type != MR_F8_E4M3 &&
-      args.type != MR_I8) {
-    throw_error(ErrorCode::kBadInput,
-                "args.type is {}, expected MR_F32, MR_BF16, MR_F16, MR_F8_E4M3 or MR_I8",
-                static_cast<int>(args.type));
-  }
+  check_types(args);
   if (args.out_type != MR_F32 && args.out_type != MR_BF16 && args.out_type != MR_F16 &&
       args.out_type != MR_F8_E4M3) {
     throw_error(ErrorCode::kBadInput, "args.out_type is {}, expected MR_F32, MR_BF16, MR_F16 or MR_F8_E4M3",
@@ -102,7 +153,7 @@ mr_gemm_args checked(const mr_gemm_args* given) {
   check_matrix(args.a, args.transpose_a ? args.k : args.m, args.transpose_a ? args.m : args.k, args.lda,
                args.type, "args.a", "args.lda");
   check_matrix(args.b, args.transpose_b ? args.n : args.k, args.transpose_b ? args.k : args.n, args.ldb,
-               args.type, "args.b", "args.ldb");
+               args.b_type, "args.b", "args.ldb");
   const int64_t outputs = is_gated(args.activation) ? args.n / 2 : args.n;
   check_matrix(args.c, args.m, outputs, args.ldc, args.out_type, "args.c", "args.ldc");
   check_outputs(args, outputs);

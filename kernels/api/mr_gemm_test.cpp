@@ -27,6 +27,10 @@ double put(mr_dtype type, float x, uint8_t* to) {
   }
   const auto code = static_cast<uint8_t>(static_cast<int>(x * 1000.0f));
   if (type == MR_I8) return *to = code, static_cast<int8_t>(code);
+  if (type == MR_F8_E5M2) {  // the upper byte of a float16; no NaN, nothing beyond 2^8
+    *to = static_cast<uint8_t>(code & 0xdfu);
+    return to_float(Half{static_cast<uint16_t>(*to << 8)});
+  }
   *to = static_cast<uint8_t>(code & 0xdfu);  // no NaN
   return to_float(Fp8E4M3{*to});
 }
@@ -215,6 +219,92 @@ TEST(Gemm, GatesAndOutputsInEightBits) {
   }
 }
 
+// Scales of a matrix as it lies, in a grid with a gap behind its rows.
+struct Grid {
+  Grid(std::mt19937& random, int64_t of_rows, int64_t of_cols, int32_t scale_rows, int32_t scale_cols)
+      : rows(scale_rows),
+        cols(scale_cols),
+        stride((of_cols + scale_cols - 1) / scale_cols + 1),
+        scales(random_floats(random, (of_rows + scale_rows - 1) / scale_rows * stride)) {}
+  double at(int64_t r, int64_t c) const { return scales[static_cast<size_t>(r / rows * stride + c / cols)]; }
+  int32_t rows, cols;
+  int64_t stride;
+  std::vector<float> scales;
+};
+
+TEST(Gemm, EightBitFloatsOfAnyGridAndLayout) {
+  std::mt19937 random(21);
+  for (const std::string& isa : isas()) {
+    const DevicePtr device = open_cpu(isa.c_str());
+    for (const auto& [m, n, k] : {std::tuple{1, 1, 1}, {7, 139, 31}, {131, 5, 261}, {3, 4, 0}}) {
+      for (int how = 0; how < 16; ++how) {
+        const int transpose_a = how & 1, transpose_b = how >> 1 & 1;
+        const mr_dtype a_type = how & 4 ? MR_F8_E5M2 : MR_F8_E4M3, b_type = how & 8 ? MR_F8_E5M2 : MR_F8_E4M3;
+        const int64_t a_rows = transpose_a ? k : m, a_cols = transpose_a ? m : k,
+                      b_rows = transpose_b ? n : k, b_cols = transpose_b ? k : n;
+        const Stored a = random_stored(random, a_type, a_rows, a_cols, 2),
+                     b = random_stored(random, b_type, b_rows, b_cols, 0);
+        // Every grid of a beside two of b: 1 x 128 as rows are quantized, 128 x 128, 128 x 1, 1 x 1.
+        const int32_t a_grid = (how * 5 + static_cast<int32_t>(m)) % 4;
+        const Grid of_a(random, a_rows, a_cols, a_grid & 1 ? 128 : 1, a_grid & 2 ? 128 : 1),
+            of_b(random, b_rows, b_cols, how & 1 ? 1 : 128, how % 3 == 0 ? 1 : 128);
+        std::vector<float> c(static_cast<size_t>(m * n), NAN);
+        mr_gemm_args args{};
+        args.type = a_type, args.b_type = b_type, args.out_type = MR_F32;
+        args.m = m, args.n = n, args.k = k;
+        args.a = a.bytes.data(), args.lda = a.stride, args.transpose_a = transpose_a;
+        args.b = b.bytes.data(), args.ldb = b.stride, args.transpose_b = transpose_b;
+        args.a_scales = of_a.scales.data(), args.a_scale_stride = of_a.stride;
+        args.b_scales = of_b.scales.data(), args.b_scale_stride = of_b.stride;
+        args.a_scale_rows = of_a.rows, args.a_scale_cols = of_a.cols;
+        args.b_scale_rows = of_b.rows, args.b_scale_cols = of_b.cols;
+        args.c = c.data();
+        ASSERT_EQ(call(device.get(), args), MR_OK) << mr_last_error();
+        double error = 0, largest = 1e-30;
+        for (int64_t r = 0; r < m; ++r) {
+          for (int64_t j = 0; j < n; ++j) {
+            double sum = 0;
+            for (int64_t i = 0; i < k; ++i) {
+              const int64_t ar = transpose_a ? i : r, ac = transpose_a ? r : i, br = transpose_b ? j : i,
+                            bc = transpose_b ? i : j;
+              sum += a.values[static_cast<size_t>(ar * a_cols + ac)] * of_a.at(ar, ac) *
+                     b.values[static_cast<size_t>(br * b_cols + bc)] * of_b.at(br, bc);
+            }
+            error = std::max(error, std::abs(sum - c[static_cast<size_t>(r * n + j)]));
+            largest = std::max(largest, std::abs(sum));
+          }
+        }
+        EXPECT_LE(error / largest, 3e-6) << isa << ", " << m << " x " << n << " x " << k << ", how " << how;
+      }
+    }
+  }
+}
+
+TEST(Gemm, OperandsOfTwoTypes) {
+  const DevicePtr device = open_cpu();
+  std::mt19937 random(22);
+  for (const mr_dtype a_type : {MR_F32, MR_F16, MR_BF16}) {
+    for (const mr_dtype b_type : {MR_F16, MR_BF16}) {
+      const Stored a = random_stored(random, a_type, 9, 33, 1), b = random_stored(random, b_type, 33, 70, 2);
+      std::vector<float> c(9 * 70, NAN);
+      mr_gemm_args args{};
+      args.type = a_type, args.b_type = b_type, args.out_type = MR_F32;
+      args.m = 9, args.n = 70, args.k = 33;
+      args.a = a.bytes.data(), args.lda = a.stride, args.b = b.bytes.data(), args.ldb = b.stride;
+      args.c = c.data();
+      ASSERT_EQ(call(device.get(), args), MR_OK) << mr_last_error();
+      for (int64_t r = 0; r < 9; ++r) {
+        for (int64_t j = 0; j < 70; ++j) {
+          double sum = 0;
+          for (int64_t i = 0; i < 33; ++i)
+            sum += a.values[static_cast<size_t>(r * 33 + i)] * b.values[static_cast<size_t>(i * 70 + j)];
+          ASSERT_NEAR(c[static_cast<size_t>(r * 70 + j)], sum, 5e-5);
+        }
+      }
+    }
+  }
+}
+
 TEST(Gemm, SameBitsOnAnyNumberOfThreads) {
   const Case c{MR_BF16, MR_F32, 300, 200, 500, 0, 1};
   std::vector<uint8_t> one, five;
@@ -252,6 +342,13 @@ TEST(Gemm, WhatIsWrongIsNamedAndNothingWritten) {
           [](mr_gemm_args& x) { std::memset(&x.activation, 9, sizeof x.activation); });
   refused(MR_ERROR_INVALID, "a_scales", [&](mr_gemm_args& x) { x.a_scales = a.data(); });
   refused(MR_ERROR_INVALID, "args.a_scales", [](mr_gemm_args& x) { x.type = MR_F8_E4M3; });
+  refused(MR_ERROR_INVALID, "args.b_type is f8_e4m3, expected f16 or bf16",
+          [](mr_gemm_args& x) { x.b_type = MR_F8_E4M3; });
+  refused(MR_ERROR_INVALID, "args.b_type", [](mr_gemm_args& x) { x.type = MR_I8, x.b_type = MR_BF16; });
+  refused(MR_ERROR_INVALID, "args.a_scale_cols", [](mr_gemm_args& x) { x.a_scale_cols = 128; });
+  refused(MR_ERROR_INVALID, "args.b_scale_rows and _cols are 1 and 64", [&](mr_gemm_args& x) {
+    x.type = MR_F8_E5M2, x.a_scales = x.b_scales = a.data(), x.b_scale_rows = 1, x.b_scale_cols = 64;
+  });
   refused(MR_ERROR_INVALID, "args.n", [](mr_gemm_args& x) { x.activation = MR_GEMM_SWIGLU, x.n = 7; });
   refused(MR_ERROR_INVALID, "gate_limit", [](mr_gemm_args& x) { x.activation = MR_GEMM_CLAMPED_SWIGLU; });
   refused(MR_ERROR_INVALID, "gate_alpha", [](mr_gemm_args& x) { x.gate_alpha = 1.0f; });

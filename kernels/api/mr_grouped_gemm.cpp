@@ -121,10 +121,6 @@ mr_grouped_gemm_args checked(const mr_grouped_gemm_args* given) {
   if (args.type != MR_BF16 && args.type != MR_F16 && !fp8)
     throw_error(ErrorCode::kBadInput, "args.type is {}, expected MR_BF16, MR_F16 or MR_F8_E4M3",
                 static_cast<int>(args.type));
-  if (fp8 && !forward)
-    throw_error(ErrorCode::kUnsupported,
-                "args.op is a gradient of f8_e4m3: expected MR_GROUPED_FORWARD, with the weights' transpose "
-                "for the rows' gradient; the weights' gradient takes bf16");
   require_grouped_out(args.out_type);
   require_range(args.experts, 1, kMaxGroupedExperts, "args.experts");
   require_range(args.m, 0, kMaxGroupedSize, "args.m");

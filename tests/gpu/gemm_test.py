@@ -18,7 +18,8 @@ class Args(ctypes.Structure):
     _fields_ = [("type", I), ("m", L), ("n", L), ("k", L), ("a", P), ("lda", L), ("transpose_a", I), ("b", P), ("ldb", L),
                 ("transpose_b", I), ("out_type", I), ("c", P), ("ldc", L), ("alpha", F), ("a_scales", P), ("b_scales", P),
                 ("a_scale_stride", L), ("b_scale_stride", L), ("bias", P), ("activation", I), ("residual", P),
-                ("residual_stride", L), ("gate_alpha", F), ("gate_limit", F), ("c_scales", P), ("c_scale_stride", L)]
+                ("residual_stride", L), ("gate_alpha", F), ("gate_limit", F), ("c_scales", P), ("c_scale_stride", L),
+                ("b_type", I), ("a_scale_rows", I), ("a_scale_cols", I), ("b_scale_rows", I), ("b_scale_cols", I)]
 
 
 def skip(why):

@@ -59,6 +59,32 @@ MR_API mr_status mr_linear_cross_entropy_workspace_bytes(const mr_device* device
 MR_API mr_status mr_linear_cross_entropy(mr_device* device, const mr_linear_cross_entropy_args* args,
                                          void* workspace, size_t workspace_bytes, mr_stream stream);
 
+/* Its gradients for plain matrices, with no logits kept: they are computed again, a chunk of classes and rows
+ * at a time, with dlogits[r, v] = dloss[r] * (exp(hidden[r] W[v] - lse[r]) - (v == targets[r])), 0 in rows
+ * whose target is ignore_index:
+ *     dhidden = dlogits W        dweight = dlogits^T hidden
+ * dlogits and sums are float32, whatever the arrays are, and a result is rounded once. Its bits do not depend
+ * on the chunks. On a CPU; a GPU has no kernel for it. */
+typedef struct mr_linear_cross_entropy_backward_args {
+  int64_t rows, vocab, in;
+  mr_rows hidden;         /* [rows, in] */
+  mr_rows weight;         /* [vocab, in] */
+  const int32_t* targets; /* [rows] */
+  int32_t ignore_index;
+  const float* lse;                /* [rows], of mr_linear_cross_entropy */
+  const float* dloss;              /* [rows] */
+  mr_rows dhidden;                 /* [rows, in], or none */
+  mr_rows dweight;                 /* [vocab, in], or none */
+  int32_t accumulate;              /* 1: dweight += */
+  int64_t chunk_rows, chunk_vocab; /* logits that are there at once; 0: 1024 and 4096 */
+} mr_linear_cross_entropy_backward_args;
+
+MR_API mr_status mr_linear_cross_entropy_backward_workspace_bytes(
+    const mr_device* device, const mr_linear_cross_entropy_backward_args* args, size_t* bytes);
+MR_API mr_status mr_linear_cross_entropy_backward(mr_device* device,
+                                                  const mr_linear_cross_entropy_backward_args* args,
+                                                  void* workspace, size_t workspace_bytes, mr_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -63,7 +63,8 @@ typedef enum mr_dtype {
   MR_MXFP4 = 12,       /* 32 elements in 17 bytes, the e8m0 scale first */
   MR_MXFP4_SPLIT = 13, /* 16 bytes of codes per 32 elements here, the e8m0 scales in a grid beside */
   MR_Q4_Z = 14,
-  MR_I8 = 100 /* whole numbers, operands of mr_gemm alone */
+  MR_I8 = 100,     /* whole numbers, operands of mr_gemm alone */
+  MR_F8_E5M2 = 101 /* one byte each, for gradients: operands of mr_gemm alone */
 } mr_dtype;
 
 /* Elements and bytes of one block of a type. */

@@ -11,6 +11,12 @@
  *     dx = dy W       transpose_a 0, transpose_b 0  (NN)
  *     dW = dy^T x     transpose_a 1, transpose_b 0  (TN)
  * Sums are float32 (int32 for MR_I8). The result does not depend on the run, and a row's not on other rows.
+ *
+ * Eight-bit floats in training: x with a scale for 1 x 128, W with one for 128 x 128 and dy with one for
+ * 1 x 128 (E5M2 or E4M3) are quantized once, as they lie, and all three products take them on a CPU:
+ *     y   a = x,  a_scale_rows 1, a_scale_cols 128;  b = W, 128 and 128  (NT; the grids that 0 stands for)
+ *     dx  a = dy, 1 and 128;                         b = W, 128 and 128  (NN)
+ *     dW  a = dy, 1 and 128;                         b = x, 1 and 128    (TN)
  */
 #ifndef MILLRACE_KERNELS_GEMM_H
 #define MILLRACE_KERNELS_GEMM_H
@@ -32,7 +38,8 @@ typedef enum mr_gemm_activation {
 } mr_gemm_activation;
 
 typedef struct mr_gemm_args {
-  mr_dtype type; /* of a and b: MR_BF16, MR_F16, MR_F8_E4M3, MR_I8, MR_F32 (on a GPU by FMA, slow) */
+  /* Of a and b: MR_BF16, MR_F16, MR_F8_E4M3, MR_I8, MR_F32 (on a GPU by FMA, slow); MR_F8_E5M2 on a CPU. */
+  mr_dtype type;
   int64_t m, n, k;
   const void* a; /* [m, k] or, transposed, [k, m]; rows lda elements apart (0: packed) */
   int64_t lda;
@@ -45,9 +52,9 @@ typedef struct mr_gemm_args {
   int64_t ldc;
 
   float alpha; /* 0: 1 */
-  /* MR_I8: float32 [m] and [n], or NULL. MR_F8_E4M3: one for every 1 x 128 elements along k of a,
+  /* MR_I8: float32 [m] and [n], or NULL. MR_F8_*: one for every 1 x 128 elements along k of a,
    * [m][a_scale_stride], and for every 128 x 128 of b (n by k), [ceil(n / 128)][b_scale_stride]; strides of
-   * 0: ceil(k / 128). NULL for other types. */
+   * 0: ceil(k / 128); other grids: a_scale_rows. NULL for other types. */
   const float* a_scales;
   const float* b_scales;
   int64_t a_scale_stride, b_scale_stride;
@@ -63,6 +70,15 @@ typedef struct mr_gemm_args {
    * types. */
   float* c_scales;
   int64_t c_scale_stride;
+
+  /* Of b where it is not that of a; MR_F32 (0): `type`. On a CPU MR_BF16 or MR_F16 beside a float of another
+   * type, and MR_F8_E4M3 and MR_F8_E5M2 beside one another. On a GPU 0. */
+  mr_dtype b_type;
+  /* MR_F8_*: so many rows and columns of a and of b, as they lie (before transposing), share a scale; each 1
+   * or 128. The scales of a matrix of R x C are [ceil(R / scale_rows)][ceil(C / scale_cols)], rows
+   * scale_stride apart (0: packed). 0 and 0: the grid described at a_scales. On a GPU those grids alone. */
+  int32_t a_scale_rows, a_scale_cols;
+  int32_t b_scale_rows, b_scale_cols;
 } mr_gemm_args;
 
 /* As fast as it gets on Hopper where a, b, c and their rows are aligned to 16 bytes, and both operands of an

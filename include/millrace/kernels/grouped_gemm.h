@@ -25,8 +25,8 @@ typedef enum mr_grouped_op {
 
 typedef struct mr_grouped_gemm_args {
   mr_grouped_op op;
-  /* Of a and b: MR_BF16, MR_F16; MR_F8_E4M3 of MR_GROUPED_FORWARD alone (its gradient of the rows is that of
-   * the weights' transpose, quantized [experts, k, n]). */
+  /* Of a and b: MR_BF16, MR_F16, MR_F8_E4M3. On a GPU MR_F8_E4M3 of MR_GROUPED_FORWARD alone (its gradient
+   * of the rows is that of the weights' transpose, quantized [experts, k, n]). */
   mr_dtype type;
   int64_t experts, m, n, k;
   /* [experts + 1] in memory of the device: rows offsets[e] to offsets[e + 1] - 1 are expert e's; from 0 to m,
@@ -40,8 +40,9 @@ typedef struct mr_grouped_gemm_args {
   void* c;           /* y [m, n] or dx [m, k], rows ldc elements apart (0: packed); dW, packed */
   int64_t ldc;       /* 0 for dW */
   float alpha;       /* 0: 1 */
-  /* MR_F8_E4M3: one for every 1 x 128 elements along k of x, [m][ceil(k / 128)], and for every 128 x 128 of
-   * an expert's matrix, [experts][ceil(n / 128)][ceil(k / 128)]. NULL for other types. */
+  /* MR_F8_E4M3: one for every 1 x 128 elements of x, [m][ceil(k / 128)], and of dy, [m][ceil(n / 128)], and
+   * for every 128 x 128 of an expert's matrix, [experts][ceil(n / 128)][ceil(k / 128)]: all three products
+   * take what was quantized once. NULL for other types. */
   const float* a_scales;
   const float* b_scales;
 } mr_grouped_gemm_args;

@@ -33,7 +33,26 @@ cuda::DenseOut out_of(mr_dtype type) {
   }
 }
 
+// What a CPU does and the kernels here do not.
+void refuse_more(const mr_gemm_args& args) {
+  if (args.type == MR_F8_E5M2 || args.b_type != args.type) {
+    throw_error(ErrorCode::kUnsupported,
+                "args.type is {} and b's {}: a GPU has no kernel for them, expected one type, not f8_e5m2",
+                mr_dtype_name(args.type), mr_dtype_name(args.b_type));
+  }
+  if (args.a_scale_rows != 0 || args.b_scale_rows != 0) {
+    throw_error(
+        ErrorCode::kUnsupported,
+        "args.{} is {} and _cols {}: a GPU has no kernel for this grid, expected 0 and 0, scales along "
+        "k",
+        args.a_scale_rows != 0 ? "a_scale_rows" : "b_scale_rows",
+        args.a_scale_rows != 0 ? args.a_scale_rows : args.b_scale_rows,
+        args.a_scale_rows != 0 ? args.a_scale_cols : args.b_scale_cols);
+  }
+}
+
 cuda::DenseGemm dense_of(const mr_gemm_args& args) {
+  refuse_more(args);
   cuda::DenseGemm op;
   op.type = type_of(args.type);
   op.a = args.a;

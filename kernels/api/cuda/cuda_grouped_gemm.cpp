@@ -44,6 +44,11 @@ void CudaDevice::lowbit_gemm(const mr_lowbit_gemm_args& args, void* workspace, m
 }
 
 void CudaDevice::grouped_gemm(const mr_grouped_gemm_args& args, void*, mr_stream stream) {
+  if (args.type == MR_F8_E4M3 && args.op != MR_GROUPED_FORWARD)
+    throw_error(ErrorCode::kUnsupported,
+                "args.op is a gradient of f8_e4m3, which a GPU has no kernel for: expected "
+                "MR_GROUPED_FORWARD, with the weights' transpose for the rows' gradient; the weights' "
+                "gradient takes bf16");
   cuda::GroupedDense op;
   op.op = static_cast<cuda::GroupedOp>(args.op);
   op.type = args.type == MR_BF16  ? cuda::DenseType::kBf16

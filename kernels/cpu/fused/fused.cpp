@@ -10,7 +10,8 @@ namespace {
 
 // Blocks of rows whose sums of dweight and dbias are taken apart and then added in order.
 constexpr int64_t kMaxBlocks = 64, kMinRowsOfBlock = 16;
-constexpr int64_t kMaxHalf = 2048;  // frequencies of a head of 4,096 dimensions
+constexpr int64_t kKeptExps = 4096;  // floats of a row of softmax: 16 KiB
+constexpr int64_t kMaxHalf = 2048;   // frequencies of a head of 4,096 dimensions
 
 int64_t rows_of_block(int64_t rows) {
   return std::max(kMinRowsOfBlock, (rows + kMaxBlocks - 1) / kMaxBlocks);
@@ -129,10 +130,17 @@ void activation_rows_backward(const Context& ctx, const mr_activation_backward_a
 }
 
 void softmax_rows(const Context& ctx, const mr_softmax_args& args) {
+  const FusedKernels& kernels = ctx.kernels.fused;
   each_row(ctx, args.rows, args.cols, [&](int64_t r) {
-    const FloatRow x = row_at(args.x, r);
-    const RowSum of = ctx.kernels.fused.row_sum(x, args.cols, args.scale);
-    ctx.kernels.fused.softmax(x, args.cols, args.scale, of.max, 1.0f / of.sum, row_at(args.y, r));
+    float exps[kKeptExps];  // an exp takes longer than a float's way to the first-level cache and back
+    const bool keep = args.cols <= kKeptExps;
+    const FloatRow x = row_at(args.x, r), y = row_at(args.y, r);
+    const RowSum of = kernels.row_sum(x, args.cols, args.scale, keep ? exps : nullptr);
+    if (keep) {
+      kernels.scale({exps, MR_F32}, args.cols, 1.0f / of.sum, y, false);
+    } else {
+      kernels.softmax(x, args.cols, args.scale, of.max, 1.0f / of.sum, y);
+    }
   });
 }
 

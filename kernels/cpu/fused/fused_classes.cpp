@@ -1,4 +1,5 @@
 // The fused operations that are told classes: cross-entropy and embedding.
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -18,14 +19,8 @@ void add_to(const FloatRow& row, float by, const FusedKernels& kernels) {
   kernels.scale({&by, MR_F32}, 1, 1.0f, row, true);
 }
 
-void check_classes(const int32_t* ids, int64_t count, int64_t classes, const int32_t* ignored,
-                   const char* name) {
-  for (int64_t i = 0; i < count; ++i) {
-    if (ids[i] >= 0 && ids[i] < classes) continue;
-    if (ignored != nullptr && ids[i] == *ignored) continue;
-    throw_error(ErrorCode::kBadInput, "{}[{}] is {}, expected 0 to {}{}", name, i, ids[i], classes - 1,
-                ignored == nullptr ? "" : ", or args.ignore_index");
-  }
+FloatRow at(const FloatRow& row, int64_t i) {
+  return {static_cast<uint8_t*>(row.data) + i * (row.type == MR_F32 ? 4 : 2), row.type};
 }
 
 struct TokenOrder {
@@ -51,10 +46,35 @@ void sort_by_token(const int32_t* tokens, int64_t rows, int64_t vocab, const Tok
 
 }  // namespace
 
+void check_classes(const int32_t* ids, int64_t count, int64_t classes, const int32_t* ignored,
+                   const char* name) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (ids[i] >= 0 && ids[i] < classes) continue;
+    if (ignored != nullptr && ids[i] == *ignored) continue;
+    throw_error(ErrorCode::kBadInput, "{}[{}] is {}, expected 0 to {}{}", name, i, ids[i], classes - 1,
+                ignored == nullptr ? "" : ", or args.ignore_index");
+  }
+}
+
+void fill_zeros(const FloatRow& row, int64_t count) {
+  std::fill_n(static_cast<uint8_t*>(row.data), count * (row.type == MR_F32 ? 4 : 2), uint8_t{0});
+}
+
+void cross_entropy_gradient(const FusedKernels& kernels, const FloatRow& logits, int64_t count,
+                            int64_t target, float lse, float dloss, const FloatRow& to) {
+  const bool here = target >= 0 && target < count;
+  const float logit = here ? element(at(logits, target), kernels) : 0.0f;  // `to` may lie there
+  kernels.softmax(logits, count, 1.0f, lse, dloss, to);
+  if (!here) return;
+  // Rounded once, as the others are.
+  fill_zeros(at(to, target), 1);
+  add_to(at(to, target), dloss * (std::exp(logit - lse) - 1.0f), kernels);
+}
+
 void cross_entropy_rows(const Context& ctx, const mr_cross_entropy_args& args) {
   check_classes(args.targets, args.rows, args.vocab, &args.ignore_index, "args.targets");
   each_row(ctx, args.rows, args.vocab, [&](int64_t r) {
-    const RowSum of = ctx.kernels.fused.row_sum(row_at(args.logits, r), args.vocab, 1.0f);
+    const RowSum of = ctx.kernels.fused.row_sum(row_at(args.logits, r), args.vocab, 1.0f, nullptr);
     const float lse = of.max + std::log(of.sum);
     const int32_t target = args.targets[r];
     args.lse[r] = lse;
@@ -69,21 +89,9 @@ void cross_entropy_rows_backward(const Context& ctx, const mr_cross_entropy_back
   each_part(ctx, args.rows, args.vocab, [&](int64_t r, int64_t col, int64_t count) {
     const FloatRow to = row_at(args.dlogits, r, col);
     const int32_t target = args.targets[r];
-    if (target == args.ignore_index) {
-      std::fill_n(static_cast<uint8_t*>(to.data), count * (to.type == MR_F32 ? 4 : 2), uint8_t{0});
-      return;
-    }
-    const FloatRow from = row_at(args.logits, r, col);
-    const bool here = target >= col && target < col + count;
-    // dlogits may lie where logits do.
-    const float logit = here ? element(row_at(args.logits, r, target), kernels) : 0.0f;
-    kernels.softmax(from, count, 1.0f, args.lse[r], args.dloss[r], to);
-    if (!here) return;
-    // Rounded once, as the others are.
-    const float less = args.dloss[r] * (std::exp(logit - args.lse[r]) - 1.0f);
-    const FloatRow at = row_at(args.dlogits, r, target);
-    std::fill_n(static_cast<uint8_t*>(at.data), at.type == MR_F32 ? 4 : 2, uint8_t{0});
-    add_to(at, less, kernels);
+    if (target == args.ignore_index) return fill_zeros(to, count);
+    cross_entropy_gradient(kernels, row_at(args.logits, r, col), count, target - col, args.lse[r],
+                           args.dloss[r], to);
   });
 }
 

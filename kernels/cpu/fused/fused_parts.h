@@ -1,4 +1,4 @@
-// How the fused operations are cut into tasks.
+// How the fused operations are cut into tasks, and what those with classes share.
 #pragma once
 
 #include <algorithm>
@@ -37,5 +37,15 @@ void each_part(const Context& ctx, int64_t rows, int64_t cols, const Body& body)
     body(i / parts, col, std::min(kElementsOfTask, cols - col));
   });
 }
+
+// Error{kBadInput} for a class outside [0, classes) that is not *ignored (which may be null).
+void check_classes(const int32_t* ids, int64_t count, int64_t classes, const int32_t* ignored,
+                   const char* name);
+
+// to[i] = dloss * (exp(logits[i] - lse) - (i == target)), i < count; a target outside is in another part.
+// `to` may be logits.
+void cross_entropy_gradient(const FusedKernels& kernels, const FloatRow& logits, int64_t count,
+                            int64_t target, float lse, float dloss, const FloatRow& to);
+void fill_zeros(const FloatRow& row, int64_t count);
 
 }  // namespace millrace::cpu

@@ -9,41 +9,84 @@ namespace {
 
 // ---------------------------------------------------------------- codes
 
-// To E4M3, nearest even, at most +-448: the exponent's bias goes from 127 to 7, the mantissa from 23 bits
-// to 3.
+// To E4M3, nearest even, of finite numbers up to 448 and a rounding more. Added to 2^(e + 20), e the exponent
+// but not below -6, a number loses all but its last three bits; what is left, k, lies in the last bits of the
+// sum, and the code is 8 (e + 6) + k.
 inline void to_e4m3(V16 x, uint8_t* codes) {
   alignas(64) float lanes[kLanes];
   Simd::store(lanes, x);
-  U32x16 u, subnormal;
+  U32x16 u, sum_bits;
   __builtin_memcpy(&u, lanes, sizeof u);
-  const U32x16 size = u & 0x7fffffffu;
-  const auto over = reinterpret_cast<U32x16>(size > 0x43e00000u),
-             nan = reinterpret_cast<U32x16>(size > 0x7f800000u);
-  const U32x16 magnitude = (size & ~over) | (over & 0x43e00000u);  // at most 448
-  F32x16 shifted;
-  __builtin_memcpy(&shifted, &magnitude, sizeof shifted);
-  shifted += 0x1p14f;  // its last bit is worth 2^-9, the smallest E4M3
-  __builtin_memcpy(&subnormal, &shifted, sizeof shifted);
-  const U32x16 normal = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u) - 0x3c000000u) >> 20;
-  const auto small = reinterpret_cast<U32x16>(magnitude < 0x3c800000u);
-  const U32x16 code = ((subnormal - 0x46800000u) & small) | (normal & ~small);
-  const U32x16 with_sign = (code & ~nan) | (nan & 0x7fu) | (u >> 24 & 0x80u);
+  const U32x16 magnitude = u & 0x7fffffffu, exponent = u & 0x7f800000u;
+  const auto small = reinterpret_cast<U32x16>(exponent < 0x3c800000u);  // below 2^-6
+  const U32x16 large_bits = ((exponent & ~small) | (small & 0x3c800000u)) + (20u << 23);
+  F32x16 size, large;
+  __builtin_memcpy(&size, &magnitude, sizeof size);
+  __builtin_memcpy(&large, &large_bits, sizeof large);
+  size += large;
+  __builtin_memcpy(&sum_bits, &size, sizeof size);
+  // The sum's exponent is e + 20 + 127: 8 times it, less what it has at e = -6. One byte counts.
+  const U32x16 code = sum_bits + (sum_bits >> 20) - 8u * (127 + 20 - 6);
+  const U32x16 with_sign = (code & 0x7fu) | (u >> 24 & 0x80u);
   __builtin_memcpy(lanes, &with_sign, sizeof lanes);
   Simd::store_low_bytes(Simd::load(lanes), reinterpret_cast<int8_t*>(codes));
 }
 
-inline void store_codes(V16 y, float scale, bool int8, int64_t n, uint8_t* to) {
-  uint8_t codes[kLanes] = {};
-  if (scale > 0.0f) {
-    const V16 q = Simd::div(y, Simd::broadcast(scale));
-    if (int8) {
-      const V16 most = Simd::broadcast(127.0f), least = Simd::broadcast(-127.0f);
-      Simd::round_to_int8(Simd::max(Simd::min(q, most), least), reinterpret_cast<int8_t*>(codes));
-    } else {
-      to_e4m3(q, codes);
-    }
+// y / scale with the bits of a division, from 1 / scale (rounded): Markstein's two steps, which are exact
+// unless the fraction of scale is all ones or numbers leave the range of floats. Where they could, `exact` is
+// false and codes come from divisions, element by element.
+struct Quotients {
+  V16 inverse, minus_scale;
+  bool exact;
+
+  explicit Quotients(float scale)
+      : inverse(Simd::broadcast(1.0f / scale)), minus_scale(Simd::broadcast(-scale)) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &scale, 4);
+    exact = scale > 1e-25f && scale < 1e25f && (bits & 0x7fffffu) != 0x7fffffu;
   }
-  __builtin_memcpy(to, codes, static_cast<size_t>(n));
+  [[gnu::always_inline]] V16 of(V16 y) const {
+    const V16 q = Simd::mul(y, inverse);
+    return Simd::fma(Simd::fma(q, minus_scale, y), inverse, q);
+  }
+};
+
+inline uint8_t e4m3_of(float x) {
+  uint32_t u;
+  __builtin_memcpy(&u, &x, 4);
+  const uint32_t sign = u >> 24 & 0x80u;
+  uint32_t magnitude = u & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint8_t>(sign | 0x7fu);
+  if (magnitude > 0x43e00000u) magnitude = 0x43e00000u;  // 448
+  if (magnitude >= 0x3c800000u)
+    return static_cast<uint8_t>(sign | (magnitude + 0x7ffffu + (magnitude >> 20 & 1u) - 0x3c000000u) >> 20);
+  float shifted;
+  __builtin_memcpy(&shifted, &magnitude, 4);
+  shifted += 0x1p14f;  // its last bit is worth 2^-9, the smallest E4M3
+  __builtin_memcpy(&magnitude, &shifted, 4);
+  return static_cast<uint8_t>(sign | (magnitude - 0x46800000u));
+}
+
+// [n <= 16] codes; a scale that is not above zero (or NaN) gives zeros.
+inline void store_codes(V16 y, const Quotients& by, float scale, bool int8, int64_t n, uint8_t* to) {
+  uint8_t codes[kLanes] = {};
+  uint8_t* const out = n == kLanes ? to : codes;
+  if (!(scale > 0.0f)) {
+    __builtin_memset(to, 0, static_cast<size_t>(n));
+    return;
+  }
+  const V16 q = by.exact ? by.of(y) : Simd::div(y, Simd::broadcast(scale));
+  if (int8) {
+    const V16 most = Simd::broadcast(127.0f), least = Simd::broadcast(-127.0f);
+    Simd::round_to_int8(Simd::max(Simd::min(q, most), least), reinterpret_cast<int8_t*>(out));
+  } else if (by.exact) {
+    to_e4m3(q, out);
+  } else {
+    float lanes[kLanes];
+    Simd::store(lanes, q);
+    for (int j = 0; j < kLanes; ++j) out[j] = e4m3_of(lanes[j]);
+  }
+  if (n != kLanes) __builtin_memcpy(to, codes, static_cast<size_t>(n));
 }
 
 // ---------------------------------------------------------------- forward
@@ -56,7 +99,9 @@ struct Normed {
   // n * (weight + offset) + bias; zeros behind the last
   template <class Part>
   [[gnu::always_inline]] V16 at(const Part& part, int64_t i) const {
-    V16 y = Simd::mul(Simd::sub(part.load(s, i), mean), rstd);
+    V16 y = part.load(s, i);
+    if (op.kind == MR_NORM_LAYER) y = Simd::sub(y, mean);
+    y = Simd::mul(y, rstd);
     if (op.weight.data != nullptr) {
       y = Simd::mul(y, Simd::add(part.load(op.weight, i), Simd::broadcast(op.weight_offset)));
     }
@@ -65,22 +110,28 @@ struct Normed {
   }
 };
 
-inline float max_magnitude(const Normed& of, int64_t begin, int64_t end) {
-  V16 most = Simd::zero();
-  each16_of(end - begin,
-            [&](const auto& part, int64_t i) { most = Simd::max(most, Simd::abs(of.at(part, begin + i))); });
-  return Simd::reduce_max(most);
-}
+constexpr int64_t kKeptOutputs = 4096;  // floats that wait for their scale: 16 KiB
 
 void norm_quantize_row(const NormRow& op, const Normed& of) {
   const bool int8 = op.quantize == MR_QUANTIZE_INT8_ROW;
   const int64_t width = op.quantize == MR_QUANTIZE_FP8_1X128 ? 128 : op.cols;
+  alignas(64) float kept[kKeptOutputs];
+  const bool keep = width <= kKeptOutputs;  // else outputs are computed again
+  const FloatRow row{kept, MR_F32};
   for (int64_t begin = 0; begin < op.cols; begin += width) {
     const int64_t end = begin + width < op.cols ? begin + width : op.cols;
-    const float scale = max_magnitude(of, begin, end) / (int8 ? 127.0f : 448.0f);
-    op.scales[begin / width] = scale;
+    V16 most = Simd::zero();
     each16_of(end - begin, [&](const auto& part, int64_t i) {
-      store_codes(of.at(part, begin + i), scale, int8, part.count(), op.codes + begin + i);
+      const V16 y = of.at(part, begin + i);
+      most = Simd::max(most, Simd::abs(y));
+      if (keep) part.store(row, i, y);
+    });
+    const float scale = Simd::reduce_max(most) / (int8 ? 127.0f : 448.0f);
+    op.scales[begin / width] = scale;
+    const Quotients by(scale);
+    each16_of(end - begin, [&](const auto& part, int64_t i) {
+      const V16 y = keep ? part.load(row, i) : of.at(part, begin + i);
+      store_codes(y, by, scale, int8, part.count(), op.codes + begin + i);
     });
   }
 }
@@ -130,7 +181,9 @@ void norm_backward_row(const NormBackwardRow& op) {
   };
   const auto terms = [&](const auto& part, int64_t i) {
     Terms t;
-    t.n = part.mask(Simd::mul(Simd::sub(part.load(op.x, i), mean), rstd));
+    t.n = part.load(op.x, i);
+    if (op.kind == MR_NORM_LAYER) t.n = Simd::sub(t.n, mean);
+    t.n = part.mask(Simd::mul(t.n, rstd));
     t.dy = t.g = part.load(op.dy, i);
     if (op.weight.data != nullptr) t.g = Simd::mul(t.dy, Simd::add(part.load(op.weight, i), offset));
     return t;
@@ -139,7 +192,7 @@ void norm_backward_row(const NormBackwardRow& op) {
   each16_of(op.cols, [&](const auto& part, int64_t i) {
     const Terms t = terms(part, i);
     sum_gn = Simd::fma(t.g, t.n, sum_gn);
-    sum_g = Simd::add(sum_g, t.g);
+    if (op.kind == MR_NORM_LAYER) sum_g = Simd::add(sum_g, t.g);
   });
   const auto size = static_cast<float>(op.cols);
   const V16 mean_gn = Simd::broadcast(Simd::reduce_sum(sum_gn) / size);

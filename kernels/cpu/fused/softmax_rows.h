@@ -7,7 +7,8 @@
 namespace millrace::cpu::MILLRACE_TARGET {
 namespace {
 
-RowSum sum_of_exp_row(FloatRow x, int64_t cols, float scale) {
+// exps: where exp(scale * x - max) goes, [cols], or null.
+RowSum sum_of_exp_row(FloatRow x, int64_t cols, float scale, float* exps) {
   const V16 by = Simd::broadcast(scale);
   const float least = -__builtin_inff();
   // Behind the last element what becomes the least: an element of the other sign where scale is negative.
@@ -27,7 +28,9 @@ RowSum sum_of_exp_row(FloatRow x, int64_t cols, float scale) {
   const V16 from = Simd::broadcast(max);
   V16 sum = Simd::zero();
   each16_of(cols, [&](const auto& part, int64_t i) {
-    sum = Simd::add(sum, part.mask(exp16_below(Simd::sub(Simd::mul(part.load(x, i), by), from))));
+    const V16 e = part.mask(exp16_below(Simd::sub(Simd::mul(part.load(x, i), by), from)));
+    sum = Simd::add(sum, e);
+    if (exps != nullptr) part.store({exps, MR_F32}, i, e);
   });
   return {max, Simd::reduce_sum(sum)};
 }

@@ -42,6 +42,8 @@ DenseElement element_of(mr_dtype type) {
       return DenseElement::kBF16;
     case MR_F8_E4M3:
       return DenseElement::kE4M3;
+    case MR_F8_E5M2:
+      return DenseElement::kE5M2;
     case MR_I8:
       return DenseElement::kI8;
     default:
@@ -112,47 +114,87 @@ void finish_row(const mr_gemm_args& args, float* values, int64_t row) {
   }
 }
 
+// Scales of an operand [outer][k]: that of (i, k) is at i / block * step + k / k_block * k_step.
+struct Scales {
+  const float* data;
+  int64_t block, k_block, step, k_step;
+
+  bool along_k() const { return k_block != 1; }  // one for a chunk
+  const float* of(int64_t i, int64_t k) const { return data + i / block * step + k / k_block * k_step; }
+};
+Scales a_scales_of(const mr_gemm_args& args) {
+  const int64_t stride = args.a_scale_stride, rows = args.a_scale_rows, cols = args.a_scale_cols;
+  if (rows == 0) return {args.a_scales, 1, kScaledChunk, stride, 1};
+  return args.transpose_a ? Scales{args.a_scales, cols, rows, 1, stride}
+                          : Scales{args.a_scales, rows, cols, stride, 1};
+}
+Scales b_scales_of(const mr_gemm_args& args) {
+  const int64_t stride = args.b_scale_stride, rows = args.b_scale_rows, cols = args.b_scale_cols;
+  if (rows == 0) return {args.b_scales, 128, kScaledChunk, stride, 1};
+  return args.transpose_b ? Scales{args.b_scales, rows, cols, stride, 1}
+                          : Scales{args.b_scales, cols, rows, 1, stride};
+}
+bool is_fp8(mr_dtype type) { return type == MR_F8_E4M3 || type == MR_F8_E5M2; }
+
 struct Tile {
   const Context& on;
   const mr_gemm_args& args;
   const DenseScratch& scratch;
   float* values;                       // [m][n]: where sums with their bias go, or null
+  bool continues;                      // sums begin at c (dense_gemm_add)
   int64_t row, column, rows, columns;  // of the sums
 
-  const uint8_t* operand(const void* data, int64_t at) const {
-    return static_cast<const uint8_t*>(data) + at * bytes_of_element(args.type);
+  const uint8_t* a_at(int64_t at) const {
+    return static_cast<const uint8_t*>(args.a) + at * bytes_of_element(args.type);
+  }
+  const uint8_t* b_at(int64_t at) const {
+    return static_cast<const uint8_t*>(args.b) + at * bytes_of_element(args.b_type);
   }
   // To [rows][depth] or, transposed, [depth][rows]: as it lies.
   void load_a(int64_t k, int64_t depth) const {
     const DenseElement type = element_of(args.type);
     if (args.transpose_a) {
       for (int64_t i = 0; i < depth; ++i)
-        on.kernels.dense_widen(type, operand(args.a, (k + i) * args.lda + row), rows, scratch.a + i * kRows);
+        on.kernels.dense_widen(type, a_at((k + i) * args.lda + row), rows, scratch.a + i * kRows);
     } else {
       for (int64_t r = 0; r < rows; ++r)
-        on.kernels.dense_widen(type, operand(args.a, (row + r) * args.lda + k), depth,
-                               scratch.a + r * kChunk);
+        on.kernels.dense_widen(type, a_at((row + r) * args.lda + k), depth, scratch.a + r * kChunk);
     }
   }
   // To [depth][64]; lanes behind the last column are zero.
   void load_b(int64_t k, int64_t depth) const {
-    const DenseElement type = element_of(args.type);
+    const DenseElement type = element_of(args.b_type);
     if (columns < kDenseLanes) std::fill_n(scratch.b, depth * kDenseLanes, 0.0f);
     if (args.transpose_b) {
       for (int64_t c = 0; c < columns; ++c) {
-        on.kernels.dense_widen(type, operand(args.b, (column + c) * args.ldb + k), depth, scratch.staging);
+        on.kernels.dense_widen(type, b_at((column + c) * args.ldb + k), depth, scratch.staging);
         for (int64_t i = 0; i < depth; ++i) scratch.b[i * kDenseLanes + c] = scratch.staging[i];
       }
     } else {
       for (int64_t i = 0; i < depth; ++i) {
-        on.kernels.dense_widen(type, operand(args.b, (k + i) * args.ldb + column), columns,
-                               scratch.b + i * kDenseLanes);
+        on.kernels.dense_widen(type, b_at((k + i) * args.ldb + column), columns, scratch.b + i * kDenseLanes);
       }
+    }
+  }
+  // Scales that change along k cannot wait for a sum: the elements of a chunk times theirs.
+  void scale_a(const Scales& scales, int64_t k, int64_t depth) const {
+    const int64_t row_stride = args.transpose_a ? 1 : kChunk, k_stride = args.transpose_a ? kRows : 1;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < depth; ++i)
+        scratch.a[r * row_stride + i * k_stride] *= *scales.of(row + r, k + i);
+    }
+  }
+  void scale_b(const Scales& scales, int64_t k, int64_t depth) const {
+    for (int64_t i = 0; i < depth; ++i) {
+      for (int64_t c = 0; c < columns; ++c) scratch.b[i * kDenseLanes + c] *= *scales.of(column + c, k + i);
     }
   }
   void multiply(int64_t k, int64_t depth, bool add) const {
     load_a(k, depth);
     load_b(k, depth);
+    multiply_loaded(depth, add);
+  }
+  void multiply_loaded(int64_t depth, bool add) const {
     on.kernels.dense_panel({scratch.a, args.transpose_a ? 1 : kChunk, args.transpose_a ? kRows : 1, scratch.b,
                             scratch.sums, rows, depth, (columns + 31) / 32 * 32, add});
   }
@@ -165,17 +207,29 @@ struct Tile {
   // The sums, in scratch.sums.
   void run() const {
     std::fill_n(scratch.sums, rows * kDenseLanes, 0.0f);
-    if (args.type == MR_F8_E4M3) return run_scaled();
+    if (is_fp8(args.type)) return run_scaled();
     if (args.type == MR_I8) return run_whole_numbers();
-    for (int64_t k = 0; k < args.k; k += kChunk) multiply(k, std::min(kChunk, args.k - k), k > 0);
+    if (continues) {
+      for (int64_t r = 0; r < rows; ++r)
+        std::copy_n(static_cast<const float*>(args.c) + (row + r) * args.ldc + column, columns,
+                    scratch.sums + r * kDenseLanes);
+    }
+    for (int64_t k = 0; k < args.k; k += kChunk)
+      multiply(k, std::min(kChunk, args.k - k), k > 0 || continues);
   }
   void run_scaled() const {
+    const Scales of_a = a_scales_of(args), of_b = b_scales_of(args);
     std::fill_n(scratch.totals, rows * kDenseLanes, 0.0f);
     for (int64_t k = 0; k < args.k; k += kScaledChunk) {
-      multiply(k, std::min(kScaledChunk, args.k - k), false);
+      const int64_t depth = std::min(kScaledChunk, args.k - k);
+      load_a(k, depth);
+      load_b(k, depth);
+      if (!of_a.along_k()) scale_a(of_a, k, depth);
+      if (!of_b.along_k()) scale_b(of_b, k, depth);
+      multiply_loaded(depth, false);
       each([&](int64_t r, int64_t c, int64_t at) {
-        const float scale = args.a_scales[(row + r) * args.a_scale_stride + k / kScaledChunk] *
-                            args.b_scales[(column + c) / 128 * args.b_scale_stride + k / kScaledChunk];
+        const float scale = (of_a.along_k() ? *of_a.of(row + r, k) : 1.0f) *
+                            (of_b.along_k() ? *of_b.of(column + c, k) : 1.0f);
         scratch.totals[at] = std::fma(scratch.sums[at], scale, scratch.totals[at]);
       });
     }
@@ -221,7 +275,9 @@ size_t dense_gemm_workspace_bytes(const mr_gemm_args& args, int threads) {
   return arena.used();
 }
 
-void dense_gemm(const Context& on, const mr_gemm_args& args, void* workspace) {
+namespace {
+
+void run_tiles(const Context& on, const mr_gemm_args& args, void* workspace, bool continues) {
   Arena one(nullptr);
   take_scratch(one);
   auto* const base = static_cast<uint8_t*>(workspace);
@@ -238,6 +294,7 @@ void dense_gemm(const Context& on, const mr_gemm_args& args, void* workspace) {
                       args,
                       scratch,
                       values,
+                      continues,
                       row,
                       column,
                       std::min(kRows, args.m - row),
@@ -250,6 +307,16 @@ void dense_gemm(const Context& on, const mr_gemm_args& args, void* workspace) {
   on.pool.parallel_for(args.m, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) finish_row(args, values + row * args.n, row);
   });
+}
+
+}  // namespace
+
+void dense_gemm(const Context& on, const mr_gemm_args& args, void* workspace) {
+  run_tiles(on, args, workspace, false);
+}
+
+void dense_gemm_add(const Context& on, const mr_gemm_args& args, void* workspace) {
+  run_tiles(on, args, workspace, true);
 }
 
 }  // namespace millrace::cpu

@@ -79,6 +79,15 @@ struct LoadDenseE4M3 {
   static V16 load(const uint8_t* p) { return load_e4m3<Simd>(p); }
 };
 
+struct LoadDenseE5M2 {  // the upper byte of a float16
+  using Stored = uint8_t;
+  static V16 load(const uint8_t* p) {
+    uint16_t halves[kLanes];
+    for (int i = 0; i < kLanes; ++i) halves[i] = static_cast<uint16_t>(p[i] << 8);
+    return Simd::load_f16(halves);
+  }
+};
+
 void dense_widen(DenseElement type, const void* from, int64_t count, float* to) {
   switch (type) {
     case DenseElement::kF32:
@@ -89,6 +98,8 @@ void dense_widen(DenseElement type, const void* from, int64_t count, float* to) 
       return widen_all<LoadBF16>(from, count, to);
     case DenseElement::kE4M3:
       return widen_all<LoadDenseE4M3>(from, count, to);
+    case DenseElement::kE5M2:
+      return widen_all<LoadDenseE5M2>(from, count, to);
     case DenseElement::kI8: {
       const auto* codes = static_cast<const int8_t*>(from);
       for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(codes[i]);

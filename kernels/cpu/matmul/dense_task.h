@@ -7,7 +7,7 @@ namespace millrace::cpu {
 
 inline constexpr int kDenseLanes = 64;
 
-enum class DenseElement { kF32, kF16, kBF16, kE4M3, kI8 };
+enum class DenseElement { kF32, kF16, kBF16, kE4M3, kE5M2, kI8 };
 
 // C[rows][64] (+)= sum over `depth` of A and B[depth][64]. lanes: columns that count, rounded up to 32.
 struct DensePanel {

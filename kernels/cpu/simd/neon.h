@@ -59,12 +59,10 @@ struct Simd {
     return {vcvt_f32_f16(vget_low_f16(lo)), vcvt_high_f32_f16(lo), vcvt_f32_f16(vget_low_f16(hi)),
             vcvt_high_f32_f16(hi)};
   }
-  static V16 load_bf16(const uint16_t* p) {
-    const uint16x8_t lo = vld1q_u16(p), hi = vld1q_u16(p + 8);
-    return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(lo), 16)),
-            vreinterpretq_f32_u32(vshll_high_n_u16(lo, 16)),
-            vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(hi), 16)),
-            vreinterpretq_f32_u32(vshll_high_n_u16(hi, 16))};
+  static V16 load_bf16(const uint16_t* p) {  // widened by zip, as above
+    const uint16x8_t lo = vld1q_u16(p), hi = vld1q_u16(p + 8), zero = vdupq_n_u16(0);
+    return {vreinterpretq_f32_u16(vzip1q_u16(zero, lo)), vreinterpretq_f32_u16(vzip2q_u16(zero, lo)),
+            vreinterpretq_f32_u16(vzip1q_u16(zero, hi)), vreinterpretq_f32_u16(vzip2q_u16(zero, hi))};
   }
   // The upper halves of floats, then a factor for the difference of the exponents' biases.
   static float32x4_t e4m3_from_upper(uint16x4_t upper) {
@@ -99,9 +97,26 @@ struct Simd {
     const uint32x4_t nan = vorrq_u32(u, vdupq_n_u32(0x400000));
     return vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), rounded, nan), 16);
   }
-  static void store_bf16(uint16_t* p, V16 x) {
-    vst1q_u16(p, vcombine_u16(bf16_bits(x.a), bf16_bits(x.b)));
-    vst1q_u16(p + 8, vcombine_u16(bf16_bits(x.c), bf16_bits(x.d)));
+  // Upper halves and one more where the lower are above the middle, or there and the upper odd. Halves are
+  // parted by uzp, which two units do; shifts have one.
+  static uint16x8_t bf16_bits_of_numbers(float32x4_t a, float32x4_t b) {
+    const uint16x8_t x = vreinterpretq_u16_f32(a), y = vreinterpretq_u16_f32(b);
+    const uint16x8_t lower = vuzp1q_u16(x, y), upper = vuzp2q_u16(x, y);
+    const uint16x8_t odd = vandq_u16(upper, vdupq_n_u16(1));
+    return vsubq_u16(upper, vcgtq_u16(lower, vsubq_u16(vdupq_n_u16(0x8000), odd)));
+  }
+  [[gnu::noinline]] static void store_bf16_of_any(uint16_t* p, float32x4_t a, float32x4_t b, float32x4_t c,
+                                                  float32x4_t d) {
+    vst1q_u16(p, vcombine_u16(bf16_bits(a), bf16_bits(b)));
+    vst1q_u16(p + 8, vcombine_u16(bf16_bits(c), bf16_bits(d)));
+  }
+  [[gnu::always_inline]] static void store_bf16(uint16_t* p, V16 x) {
+    // A NaN, or infinities of both signs: then the sum of all is one.
+    const float32x4_t four = vaddq_f32(vaddq_f32(x.a, x.b), vaddq_f32(x.c, x.d));
+    const float sum = vaddv_f32(vadd_f32(vget_low_f32(four), vget_high_f32(four)));
+    if (__builtin_expect(sum != sum, 0)) return store_bf16_of_any(p, x.a, x.b, x.c, x.d);
+    vst1q_u16(p, bf16_bits_of_numbers(x.a, x.b));
+    vst1q_u16(p + 8, bf16_bits_of_numbers(x.c, x.d));
   }
   static V16 add(V16 x, V16 y) {
     return {R::add(x.a, y.a), R::add(x.b, y.b), R::add(x.c, y.c), R::add(x.d, y.d)};

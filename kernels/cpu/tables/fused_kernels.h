@@ -67,7 +67,8 @@ struct FusedKernels {
   void (*norm_backward)(const NormBackwardRow& op);
   void (*activation)(const ActivationRow& op);
   void (*activation_backward)(const ActivationBackwardRow& op);
-  RowSum (*row_sum)(FloatRow x, int64_t cols, float scale);
+  // exps: exp(scale * x - max), [cols], for who needs them again; or null
+  RowSum (*row_sum)(FloatRow x, int64_t cols, float scale, float* exps);
   // y = exp(scale * x - max) * by
   void (*softmax)(FloatRow x, int64_t cols, float scale, float max, float by, FloatRow y);
   // dx = scale * y * (dy - sum(y dy))

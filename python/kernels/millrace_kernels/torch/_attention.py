@@ -5,7 +5,7 @@ import warnings
 import torch
 import torch.nn.functional as F
 
-from ._functional import _int32, default_scale, run
+from ._functional import _int32, default_scale, run, wants_gradient
 
 ops = torch.ops.millrace
 
@@ -41,6 +41,9 @@ def attention(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=0.0
     if causal:
         right = 0 if right < 0 else min(right, 0)
     scale = default_scale(scale, q.shape[-1])
+    if sinks is None and cu_q is None and blocks is None and not return_lse and not torch.compiler.is_compiling():
+        if not (wants_gradient(q, k, v) or q.shape[-1] % DIM_STEP or v.shape[-1] % DIM_STEP):
+            return ops.attention_dense.default(q, k, v, scale, softcap, left, right)
     if cu_q is not None:
         cu_q, cu_k = _int32(cu_q, "cu_q"), _int32(cu_k, "cu_k")
         max_q = int(cu_q.diff().max()) if max_q is None and cu_q.numel() > 1 else max_q or 0

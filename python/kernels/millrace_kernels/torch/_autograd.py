@@ -174,6 +174,23 @@ def _(ctx, d_loss, _):
     return ops.cross_entropy_backward(d_loss, logits, targets, lse, ctx.ignore), None, None
 
 
+def save_linear_cross_entropy(ctx, inputs, output):
+    hidden, weight, targets, ctx.ignore = inputs
+    ctx.save_for_backward(hidden, weight, targets, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+@differentiable("linear_cross_entropy", save_linear_cross_entropy)
+def _(ctx, d_loss, _):
+    wanted = ctx.needs_input_grad[:2]
+    if d_loss is None or not any(wanted):
+        return None, None, None, None
+    hidden, weight, targets, lse = ctx.saved_tensors
+    made = ops.linear_cross_entropy_backward(d_loss, hidden, weight, targets, lse, ctx.ignore, *wanted)
+    return *(d if w else None for d, w in zip(made, wanted)), None, None
+
+
 def save_embedding(ctx, inputs, output):
     tokens, table, ctx.scale = inputs
     ctx.vocab = table.shape[0]
@@ -380,5 +397,7 @@ def cast_under_autocast(name, count):
 
 cast_under_autocast("linear", 2)
 cast_under_autocast("matmul", 2)
+cast_under_autocast("linear_cross_entropy", 2)
 cast_under_autocast("attention", 3)
+cast_under_autocast("attention_dense", 3)
 cast_under_autocast("attention_paged", 3)

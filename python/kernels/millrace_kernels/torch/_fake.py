@@ -33,6 +33,11 @@ def _(q, k, v, sinks=None, cu_q=None, cu_k=None, max_q=0, max_k=0, block_starts=
     return q.new_empty((*q.shape[:-1], v.shape[-1])), lse_of(q)
 
 
+@fake("attention_dense")
+def _(q, k, v, scale=0.0, softcap=0.0, window_left=-1, window_right=-1):
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
 @fake("attention_backward")
 def _(d_out, q, k, v, out, lse, sinks=None, cu_q=None, cu_k=None, max_q=0, max_k=0, block_starts=None,
       block_columns=None, block_q=0, block_k=0, scale=0.0, softcap=0.0, window_left=-1, window_right=-1,
@@ -136,6 +141,17 @@ def _(dloss, logits, targets, lse, ignore_index=-100):
     return packed(logits)
 
 
+@fake("linear_cross_entropy")
+def _(hidden, weight, targets, ignore_index=-100):
+    return per_row(hidden), per_row(hidden)
+
+
+@fake("linear_cross_entropy_backward")
+def _(dloss, hidden, weight, targets, lse, ignore_index=-100, want_hidden=True, want_weight=True):
+    return (packed(hidden) if want_hidden else hidden.new_empty((0,)),
+            packed(weight) if want_weight else weight.new_empty((0,)))
+
+
 @fake("embedding")
 def _(tokens, table, scale=1.0):
     return table.new_empty((*tokens.shape, table.shape[1]))
@@ -154,6 +170,16 @@ def _(x, weight, bias=None):
 @fake("matmul")
 def _(a, b, transpose_a=False, transpose_b=False):
     return a.new_empty((a.shape[1 if transpose_a else 0], b.shape[0 if transpose_b else 1]))
+
+
+OUT_TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+@fake("matmul_fp8")
+def _(a, b, a_scales, b_scales, transpose_a=False, transpose_b=False, a_scale_rows=1, a_scale_cols=128,
+      b_scale_rows=128, b_scale_cols=128, out_type="f32"):
+    shape = (a.shape[1 if transpose_a else 0], b.shape[0 if transpose_b else 1])
+    return a.new_empty(shape, dtype=OUT_TYPES[out_type])
 
 
 @fake("quantize")

@@ -7,9 +7,20 @@ import torch
 ops = torch.ops.millrace
 
 
+def wants_gradient(*args):
+    """Can a gradient be wanted of a result of these? Then the kernel that records one must run, which is Python and
+    takes 10 us."""
+    if not torch.is_grad_enabled():
+        return False
+    for a in args:
+        if isinstance(a, torch.Tensor) and a.requires_grad:
+            return True
+    return False
+
+
 def run(op, *args):
-    """op(*args); where no gradient can be wanted, past the kernel that records one: it is Python and takes 10 us."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+    """op(*args); where no gradient can be wanted, past the kernel that records one."""
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or wants_gradient(*args):
         return op(*args)
     with torch._C._AutoDispatchBelowAutograd():
         return op(*args)
@@ -90,9 +101,25 @@ def softmax(x, scale=1.0):
 
 def cross_entropy(logits, targets, *, ignore_index=-100, reduction="mean"):
     """Of logits [..., vocab] and classes [...]. "mean" is over the targets that are not ignore_index, as torch's is."""
+    _check_reduction(reduction)
+    loss = run(ops.cross_entropy.default, logits, _int32(targets, "targets"), ignore_index)[0]
+    return _reduced(loss, targets, ignore_index, reduction)
+
+
+def linear_cross_entropy(hidden, weight, targets, *, ignore_index=-100, reduction="mean"):
+    """cross_entropy(hidden W^T, targets) of hidden [..., in] and weight [vocab, in], without its logits: forward and
+    backward compute so many of them at a time. Gradients of hidden and weight, on a CPU."""
+    _check_reduction(reduction)
+    loss = run(ops.linear_cross_entropy.default, hidden, weight, _int32(targets, "targets"), ignore_index)[0]
+    return _reduced(loss, targets, ignore_index, reduction)
+
+
+def _check_reduction(reduction):
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction is "{reduction}", expected "mean", "sum" or "none"')
-    loss = run(ops.cross_entropy.default, logits, _int32(targets, "targets"), ignore_index)[0]
+
+
+def _reduced(loss, targets, ignore_index, reduction):
     if reduction == "none":
         return loss
     total = loss.sum()

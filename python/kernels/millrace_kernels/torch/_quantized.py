@@ -4,13 +4,12 @@ import torch
 from torch import nn
 
 from ._fake import BLOCKS, LOWBIT_GROUPS
+from ._fp8 import GRID, quantize_fp8
 from ._functional import run
 
 ops = torch.ops.millrace
 
 ALIASES = {"int8": "q8_0", "int4": "q4_0", "fp8": "f8_e4m3"}
-FP8_GRID = 128  # elements of a side that share a scale
-FP8_MAX = 448.0
 ENCODED = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "mxfp4", "q4_z")
 
 
@@ -23,16 +22,6 @@ def type_named(name):
     return known
 
 
-def _fp8(w):
-    rows, cols = w.shape
-    padded = nn.functional.pad(w, (0, -cols % FP8_GRID, 0, -rows % FP8_GRID))
-    patches = padded.reshape(padded.shape[0] // FP8_GRID, FP8_GRID, -1, FP8_GRID)
-    largest = patches.abs().amax((1, 3))
-    scales = torch.where(largest > 0, largest / FP8_MAX, torch.ones_like(largest))
-    codes = (patches / scales[:, None, :, None]).to(torch.float8_e4m3fn)
-    return codes.reshape(padded.shape)[:rows, :cols].contiguous(), scales
-
-
 def quantize(weight, type, importance=None):
     """weight [.., rows, cols] -> (values, scales): bytes uint8 [.., rows, bytes of a row] and None, or for "fp8" a
     matrix of float8_e4m3fn and a float32 scale for every 128 x 128. importance [cols] weighs the errors of columns."""
@@ -42,7 +31,7 @@ def quantize(weight, type, importance=None):
         return ops.quantize(weight, type, importance), None
     if importance is not None or weight.dim() != 2:
         raise ValueError("fp8 takes a matrix and no importance")
-    return _fp8(weight)
+    return quantize_fp8(weight, grid=(GRID, GRID))
 
 
 def dequantize(values, type, scales=None):

@@ -1,4 +1,6 @@
-// Cross-entropy of logits against classes, rows of a table by token, and their gradients.
+// Cross-entropy of logits against classes, and of hidden states times a weight; rows of a table by token; and
+// their gradients.
+#include <algorithm>
 #include <climits>
 #include <tuple>
 
@@ -57,6 +59,99 @@ Tensor cross_entropy_backward(const Tensor& dloss, const Tensor& logits, const T
   return dlogits;
 }
 
+constexpr int64_t kLogitsAtOnce = 16 << 20;  // elements: 64 MiB, and rows enough for a product
+
+// hidden [..., in] and weight [vocab, in] of one type, checked.
+struct Head {
+  Head(const Tensor& hidden, const Tensor& weight, const char* op)
+      : x(hidden, op, "hidden"), w(weight, op, "weight") {
+    if (weight.dim() != 2) refuse(op, "weight has shape " + shape_text(weight) + ", expected [vocab, in]");
+    require_same_device(weight, hidden, op, "weight");
+    if (hidden.scalar_type() != weight.scalar_type()) refuse(op, "weight has another dtype than hidden");
+    if (x.cols != w.cols)
+      refuse(op, "hidden has " + std::to_string(x.cols) + " columns, weight has " + std::to_string(w.cols));
+    if (w.rows == 0 || w.cols == 0) refuse(op, "weight has shape " + shape_text(weight) + ", which is empty");
+  }
+  Rows x, w;
+};
+
+// -> loss and log-sum-exp, float32 of hidden's shape before its last dimension. So many rows of logits at a
+// time.
+std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tensor& weight,
+                                                const Tensor& targets, int64_t ignore_index) {
+  const char* op = "linear_cross_entropy";
+  const Head head(hidden, weight, op);
+  std::vector<int64_t> sizes = sizes_of(hidden);
+  sizes.pop_back();
+  Tensor loss = empty(sizes, ScalarType::Float, hidden), lse = empty(sizes, ScalarType::Float, hidden);
+  MaybeTensor keep;
+  const int64_t rows = head.x.rows, vocab = head.w.rows;
+  const int32_t* classes = int32_of(targets, rows, hidden, keep, op, "targets");
+  const int32_t ignore = ignore_of(ignore_index, op);
+  if (rows == 0) return {loss, lse};
+  const int64_t chunk = std::clamp<int64_t>(kLogitsAtOnce / vocab, 1, rows);
+  const Tensor logits = empty({chunk, vocab}, ScalarType::Float, hidden);
+  mr_gemm_args product{};
+  product.type = head.x.view.type;
+  product.m = chunk, product.n = vocab, product.k = head.x.cols;
+  product.lda = head.x.view.stride;
+  product.b = head.w.view.data, product.ldb = head.w.view.stride, product.transpose_b = 1;
+  product.out_type = MR_F32;
+  product.c = logits.data_ptr();
+  product.a = head.x.view.data;
+  bindings::DeviceLease device = lease(hidden);
+  size_t bytes = 0;
+  check(mr_gemm_workspace_bytes(device.get(), &product, &bytes));
+  const Workspace workspace(bytes, hidden, device);
+  const int64_t row_bytes = product.lda * (product.type == MR_F32 ? 4 : 2);
+  for (int64_t r = 0; r < rows; r += chunk) {
+    product.m = std::min(chunk, rows - r);
+    product.a = static_cast<const char*>(head.x.view.data) + r * row_bytes;
+    check(mr_gemm(device.get(), &product, workspace.data(), bytes, device.stream()));
+    const mr_cross_entropy_args args{product.m,
+                                     vocab,
+                                     {logits.data_ptr(), MR_F32, 0},
+                                     classes + r,
+                                     ignore,
+                                     static_cast<float*>(loss.data_ptr()) + r,
+                                     static_cast<float*>(lse.data_ptr()) + r};
+    check(mr_cross_entropy(device.get(), &args, device.stream()));
+  }
+  return {loss, lse};
+}
+
+// Gradients of hidden and weight in their type; one that is not wanted is empty.
+std::tuple<Tensor, Tensor> linear_cross_entropy_backward(const Tensor& dloss, const Tensor& hidden,
+                                                         const Tensor& weight, const Tensor& targets,
+                                                         const Tensor& lse, int64_t ignore_index,
+                                                         bool want_hidden, bool want_weight) {
+  const char* op = "linear_cross_entropy_backward";
+  const Head head(hidden, weight, op);
+  const std::vector<int64_t> none{0};
+  Tensor dhidden = empty(want_hidden ? sizes_of(hidden) : none, hidden.scalar_type(), hidden);
+  Tensor dweight = empty(want_weight ? sizes_of(weight) : none, weight.scalar_type(), weight);
+  MaybeTensor keep_targets, keep_lse, keep_dloss;
+  mr_linear_cross_entropy_backward_args args{};
+  args.rows = head.x.rows;
+  args.vocab = head.w.rows;
+  args.in = head.x.cols;
+  args.hidden = head.x.view;
+  args.weight = head.w.view;
+  args.targets = int32_of(targets, args.rows, hidden, keep_targets, op, "targets");
+  args.ignore_index = ignore_of(ignore_index, op);
+  args.lse = float32_of(lse, args.rows, hidden, keep_lse, op, "lse");
+  args.dloss = float32_of(dloss, args.rows, hidden, keep_dloss, op, "dloss");
+  if (want_hidden && args.rows > 0) args.dhidden = rows_of(dhidden, op);
+  if (want_weight) args.dweight = rows_of(dweight, op);
+  if (args.dhidden.data == nullptr && args.dweight.data == nullptr) return {dhidden, dweight};
+  bindings::DeviceLease device = lease(hidden);
+  size_t bytes = 0;
+  check(mr_linear_cross_entropy_backward_workspace_bytes(device.get(), &args, &bytes));
+  const Workspace workspace(bytes, hidden, device);
+  check(mr_linear_cross_entropy_backward(device.get(), &args, workspace.data(), bytes, device.stream()));
+  return {dhidden, dweight};
+}
+
 // tokens int32 of any shape, table [vocab, cols] -> [..., cols].
 Tensor embedding(const Tensor& tokens, const Tensor& table, double scale) {
   const char* op = "embedding";
@@ -111,6 +206,12 @@ void define_losses(torch::stable::detail::StableLibrary& m) {
       "cross_entropy_backward(Tensor dloss, Tensor logits, Tensor targets, Tensor lse, int "
       "ignore_index=-100) -> "
       "Tensor");
+  m.def(
+      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, int ignore_index=-100) -> "
+      "(Tensor, Tensor)");
+  m.def(
+      "linear_cross_entropy_backward(Tensor dloss, Tensor hidden, Tensor weight, Tensor targets, Tensor lse, "
+      "int ignore_index=-100, bool want_hidden=True, bool want_weight=True) -> (Tensor, Tensor)");
   m.def("embedding(Tensor tokens, Tensor table, float scale=1.) -> Tensor");
   m.def("embedding_backward(Tensor dy, Tensor tokens, SymInt vocab, float scale=1.) -> Tensor");
 }
@@ -118,6 +219,8 @@ void define_losses(torch::stable::detail::StableLibrary& m) {
 void implement_losses(torch::stable::detail::StableLibrary& m) {
   m.impl("cross_entropy", TORCH_BOX(&cross_entropy));
   m.impl("cross_entropy_backward", TORCH_BOX(&cross_entropy_backward));
+  m.impl("linear_cross_entropy", TORCH_BOX(&linear_cross_entropy));
+  m.impl("linear_cross_entropy_backward", TORCH_BOX(&linear_cross_entropy_backward));
   m.impl("embedding", TORCH_BOX(&embedding));
   m.impl("embedding_backward", TORCH_BOX(&embedding_backward));
 }

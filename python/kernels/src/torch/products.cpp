@@ -121,6 +121,78 @@ Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose
   return multiply(p, {transpose_a ? p.a.cols : p.a.rows, transpose_b ? p.b.rows : p.b.cols}, a, op);
 }
 
+// A matrix of float8_e4m3fn or float8_e5m2 and its scales, float32 [ceil(rows / grid[0]), ceil(cols /
+// grid[1])].
+struct Scaled {
+  Scaled(const Tensor& x, const Tensor& scales, int64_t grid_rows, int64_t grid_cols, const char* op,
+         const char* name)
+      : codes(x, op, name) {
+    const std::string of(name);
+    if (codes.view.type != MR_F8_E4M3 && codes.view.type != MR_F8_E5M2)
+      refuse(op, of + " has another dtype, expected float8_e4m3fn or float8_e5m2");
+    if (x.dim() != 2) refuse(op, of + " has shape " + shape_text(x) + ", expected a matrix");
+    for (const int64_t side : {grid_rows, grid_cols}) {
+      if (side != 1 && side != 128)
+        refuse(op, of + " has scales for " + std::to_string(grid_rows) + " x " + std::to_string(grid_cols) +
+                       ", expected each 1 or 128");
+    }
+    const int64_t down = (codes.rows + grid_rows - 1) / grid_rows,
+                  across = (codes.cols + grid_cols - 1) / grid_cols;
+    require_type(scales, ScalarType::Float, op, (of + "_scales").c_str(), "float32");
+    require_shape(scales, {down, across}, op, (of + "_scales").c_str());
+    require_same_device(scales, x, op, (of + "_scales").c_str());
+    keep = scales.is_contiguous() ? scales : torch::stable::contiguous(scales);
+    rows = static_cast<int32_t>(grid_rows), cols = static_cast<int32_t>(grid_cols);
+  }
+  const float* scales() const { return static_cast<const float*>(keep->data_ptr()); }
+  Rows codes;
+  MaybeTensor keep;
+  int32_t rows, cols;  // that share a scale
+};
+
+ScalarType parse_out(const std::string& name, const char* op) {
+  if (name == "f32") return ScalarType::Float;
+  if (name == "f16") return ScalarType::Half;
+  if (name == "bf16") return ScalarType::BFloat16;
+  refuse(op, "out_type is " + name + ", expected f32, f16 or bf16");
+}
+
+// op(a) op(b) of eight-bit floats with their scales, as they lie.
+Tensor matmul_fp8(const Tensor& a, const Tensor& b, const Tensor& a_scales, const Tensor& b_scales,
+                  bool transpose_a, bool transpose_b, int64_t a_scale_rows, int64_t a_scale_cols,
+                  int64_t b_scale_rows, int64_t b_scale_cols, std::string out_type) {
+  const char* op = "matmul_fp8";
+  require_same_device(b, a, op, "b");
+  const Scaled of_a(a, a_scales, a_scale_rows, a_scale_cols, op, "a"),
+      of_b(b, b_scales, b_scale_rows, b_scale_cols, op, "b");
+  const Rows &ra = of_a.codes, &rb = of_b.codes;
+  mr_gemm_args args{};
+  args.type = ra.view.type, args.b_type = rb.view.type;
+  args.m = transpose_a ? ra.cols : ra.rows, args.k = transpose_a ? ra.rows : ra.cols;
+  args.n = transpose_b ? rb.rows : rb.cols;
+  const int64_t k_of_b = transpose_b ? rb.cols : rb.rows;
+  if (args.k != k_of_b) {
+    refuse(op,
+           "the operands share " + std::to_string(args.k) + " and " + std::to_string(k_of_b) + " elements");
+  }
+  const ScalarType out = parse_out(out_type, op);
+  Tensor c = empty({args.m, args.n}, out, a);
+  if (c.numel() == 0) return c;
+  if (args.k == 0) return torch::stable::zero_(c);
+  args.a = ra.view.data, args.lda = ra.view.stride, args.transpose_a = transpose_a ? 1 : 0;
+  args.b = rb.view.data, args.ldb = rb.view.stride, args.transpose_b = transpose_b ? 1 : 0;
+  args.a_scales = of_a.scales(), args.a_scale_rows = of_a.rows, args.a_scale_cols = of_a.cols;
+  args.b_scales = of_b.scales(), args.b_scale_rows = of_b.rows, args.b_scale_cols = of_b.cols;
+  args.out_type = type_of(c, op, "output");
+  args.c = c.data_ptr();
+  bindings::DeviceLease device = lease(a);
+  size_t bytes = 0;
+  check(mr_gemm_workspace_bytes(device.get(), &args, &bytes));
+  const Workspace workspace(bytes, a, device);
+  check(mr_gemm(device.get(), &args, workspace.data(), bytes, device.stream()));
+  return c;
+}
+
 // w float32 [rows, cols] -> uint8 [rows, bytes of a row].
 Tensor quantize(const Tensor& w, std::string type_name, MaybeTensor importance) {
   const char* op = "quantize";
@@ -233,6 +305,10 @@ PreparedWeight::PreparedWeight(mr_device* device, const WeightTensor& of, const 
 void define_products(torch::stable::detail::StableLibrary& m) {
   m.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
   m.def("matmul(Tensor a, Tensor b, bool transpose_a=False, bool transpose_b=False) -> Tensor");
+  m.def(
+      "matmul_fp8(Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, bool transpose_a=False, "
+      "bool transpose_b=False, int a_scale_rows=1, int a_scale_cols=128, int b_scale_rows=128, "
+      "int b_scale_cols=128, str out_type=\"f32\") -> Tensor");
   m.def("quantize(Tensor w, str type, Tensor? importance=None) -> Tensor");
   m.def(
       "dequantize(Tensor weight, str type, Tensor? scales=None, int scale_rows=128, int scale_cols=128) -> "
@@ -245,6 +321,7 @@ void define_products(torch::stable::detail::StableLibrary& m) {
 void implement_products(torch::stable::detail::StableLibrary& m) {
   m.impl("linear", TORCH_BOX(&linear));
   m.impl("matmul", TORCH_BOX(&matmul));
+  m.impl("matmul_fp8", TORCH_BOX(&matmul_fp8));
   m.impl("quantize", TORCH_BOX(&quantize));
   m.impl("dequantize", TORCH_BOX(&dequantize));
   m.impl("linear_quantized", TORCH_BOX(&linear_quantized));

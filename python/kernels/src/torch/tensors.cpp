@@ -75,6 +75,8 @@ mr_dtype type_of(const Tensor& x, const char* op, const char* name) {
       return MR_BF16;
     case ScalarType::Float8_e4m3fn:
       return MR_F8_E4M3;
+    case ScalarType::Float8_e5m2:
+      return MR_F8_E5M2;
     default:
       refuse(op, std::string(name) + " has an unsupported dtype, expected float32, float16 or bfloat16");
   }

@@ -22,7 +22,7 @@ using MaybeTensor = std::optional<Tensor>;
 // Throws std::runtime_error: "millrace::OP: what".
 [[noreturn]] void refuse(const char* op, const std::string& what);
 
-// F32, F16, BF16, F8_E4M3; anything else is refused by the argument's name.
+// F32, F16, BF16, F8_E4M3, F8_E5M2; anything else is refused by the argument's name.
 mr_dtype type_of(const Tensor& x, const char* op, const char* name);
 void require_type(const Tensor& x, ScalarType type, const char* op, const char* name, const char* type_name);
 void require_shape(const Tensor& x, std::initializer_list<int64_t> shape, const char* op, const char* name);
