@@ -1,6 +1,7 @@
 // wkv7 and the gradients of linear attention on this machine's CPU: against the recurrences in double, token
 // by token, and their differences; the same bits cut at chunks, on every table and with any number of
 // threads; what is refused.
+#include <fstream>
 #include <functional>
 #include <map>
 
@@ -395,6 +396,103 @@ TEST(Wkv7, CutAtAChunkItHasTheSameBits) {
   run_wkv7(device.get(), args);
   EXPECT_EQ(cut, whole);
   EXPECT_EQ(cut_state, whole_state);
+}
+
+// tests/golden/make_linear_gradients.py: what torch's autograd has in float64.
+class TorchGradients {
+ public:
+  TorchGradients() {
+    std::ifstream in("tests/golden/linear_gradients.f32", std::ios::binary | std::ios::ate);
+    EXPECT_TRUE(in) << "tests run in the repository's root";
+    values_.resize(static_cast<size_t>(in.tellg()) / sizeof(float));
+    in.seekg(0);
+    in.read(reinterpret_cast<char*>(values_.data()),
+            static_cast<std::streamsize>(values_.size() * sizeof(float)));
+  }
+  Floats take(int64_t count) {
+    const auto from = values_.begin() + static_cast<ptrdiff_t>(at_);
+    at_ += static_cast<size_t>(count);
+    return at_ <= values_.size() ? Floats(from, from + count) : Floats(static_cast<size_t>(count), NAN);
+  }
+  bool at_end() const { return at_ == values_.size(); }
+
+ private:
+  Floats values_;
+  size_t at_ = 0;
+};
+
+TEST(LinearBackward, AgreesWithTorchsAutograd) {
+  const std::vector<int32_t> cu = {0, 19, 19, 36};
+  const int32_t key_heads = 2, heads = 4, key_dim = 5, value_dim = 3;
+  const int64_t tokens = 36, keys = tokens * key_heads * key_dim, values = tokens * heads * value_dim;
+  const int64_t wide = tokens * heads * key_dim, states = 3 * heads * key_dim * value_dim;
+  const float scale = 0.75f;
+  TorchGradients golden;
+  const DevicePtr device = open_cpu();
+  std::vector<Floats> in, got;
+  const auto read = [&](const std::vector<int64_t>& sizes) {
+    in.clear();
+    got.clear();
+    for (const int64_t size : sizes) in.push_back(golden.take(size));
+    for (const Floats& values_in : in) got.push_back(like(values_in));
+    in.push_back(golden.take(values));
+    in.push_back(golden.take(states));
+  };
+  const auto compare = [&](const char* what) {
+    for (size_t i = 0; i < got.size(); ++i) {
+      const Floats want = golden.take(static_cast<int64_t>(got[i].size()));
+      expect_near(got[i], Doubles(want.begin(), want.end()), what + (" " + std::to_string(i)));
+    }
+  };
+  const auto x = [&](size_t i) { return in[i].data(); };
+  const auto g = [&](size_t i) { return got[i].data(); };
+  read({keys, keys, values, tokens * heads, tokens * heads, states});
+  run_backward<mr_gated_delta_backward_args>(device.get(),
+                                             {{x(0), x(1), x(2), x(3), x(4), scale, x(5), nullptr, cu.data(),
+                                               nullptr, 3, key_heads, heads, key_dim, value_dim, 0},
+                                              x(6),
+                                              x(7),
+                                              g(0),
+                                              g(1),
+                                              g(2),
+                                              g(3),
+                                              g(4),
+                                              g(5)},
+                                             mr_gated_delta_backward_workspace_bytes,
+                                             mr_gated_delta_backward);
+  compare("gated delta");
+  read({values, tokens * heads, heads, keys, keys, heads, states});
+  run_backward<mr_selective_scan_backward_args>(
+      device.get(),
+      {{x(0), x(1), x(2), x(3), x(4), x(5), x(6), nullptr, cu.data(), nullptr, 3, key_heads, heads, key_dim,
+        value_dim, 0},
+       x(7),
+       x(8),
+       g(0),
+       g(1),
+       g(2),
+       g(3),
+       g(4),
+       g(5),
+       g(6)},
+      mr_selective_scan_backward_workspace_bytes, mr_selective_scan_backward);
+  compare("selective scan");
+  read({wide, wide, wide, values, wide, wide, states});
+  run_backward<mr_wkv7_backward_args>(device.get(),
+                                      {{x(0), x(1), x(2), x(3), x(4), x(5), scale, x(6), nullptr, cu.data(),
+                                        nullptr, 3, heads, key_dim, value_dim, 0},
+                                       x(7),
+                                       x(8),
+                                       g(0),
+                                       g(1),
+                                       g(2),
+                                       g(3),
+                                       g(4),
+                                       g(5),
+                                       g(6)},
+                                      mr_wkv7_backward_workspace_bytes, mr_wkv7_backward);
+  compare("wkv7");
+  EXPECT_TRUE(golden.at_end());
 }
 
 TEST(LinearBackward, RefusesWhatIsWrong) {

@@ -23,7 +23,7 @@ class Rwkv7(torch.nn.Module):
 
     def __init__(self, config, state):
         super().__init__()
-        self.config = SimpleNamespace(model_type="rwkv7")
+        self.config = SimpleNamespace(model_type="rwkv7", hidden_size=config["hidden_size"])
         self.c = config
         for name, value in state.items():
             self.register_parameter(name.replace(".", "/"), torch.nn.Parameter(value.clone(), requires_grad=False))
@@ -92,7 +92,11 @@ class Rwkv7(torch.nn.Module):
         y = torch.relu(y @ self.get(f"{at}.key.weight").T)
         return (y if self.c["hidden_act"] == "relu" else y * y) @ self.get(f"{at}.value.weight").T
 
-    def forward(self, tokens, use_cache=False):
+    @property
+    def base_model(self):
+        return self.encode
+
+    def encode(self, tokens, use_cache=False):
         x = self.norm("model.layers.0.pre_norm", self.get("model.embeddings.weight")[tokens[0]])
         v_first = None
         for i in range(self.c["num_hidden_layers"]):
@@ -100,7 +104,11 @@ class Rwkv7(torch.nn.Module):
             y, v_first = self.time_mix(f"{at}.attn", self.norm(f"{at}.attn_norm", x), v_first)
             x = x + y
             x = x + self.channel_mix(f"{at}.ffn", self.norm(f"{at}.ffn_norm", x))
-        return SimpleNamespace(logits=(self.norm("model.norm", x) @ self.get("lm_head.weight").T)[None])
+        return SimpleNamespace(last_hidden_state=self.norm("model.norm", x)[None])
+
+    def forward(self, tokens, use_cache=False):
+        hidden = self.encode(tokens).last_hidden_state
+        return SimpleNamespace(logits=hidden @ self.get("lm_head.weight").T)
 
 
 def draw_layer(draw, at, first, hidden, heads, ranks, inner, fused, bias):
