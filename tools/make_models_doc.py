@@ -20,14 +20,15 @@ BEGIN = "<!-- Written by tools/make_models_doc.py: change src/model or tests/gol
 END = "<!-- The end of what tools/make_models_doc.py writes. -->\n"
 # Operations of which a device may lack one: what in an architecture's file asks for it.
 CALLS = {"kLatent": ("public LatentDecoder",), "kBidirectional": ("attend_both_ways",),
-         "kGatedAttention": ("public GatedDeltaDecoder", "public Qwen35"), "kState": ("gated_delta.h", "mamba_layer.h", "norm_mix("),
+         "kGatedAttention": ("public GatedDeltaDecoder", "public Qwen35"), "kState": ("gated_delta.h", "mamba_layer.h", "norm_mix(", "time_mix("),
          "kAdapters": (), "kReluSquared": ("kReluSquared",), "kUngatedExperts": (), "kScaledShared": ("shared.scale",),
-         "kScaledInputs": ("ssm_multipliers",), "kStateBeside": ("state_beside",), "kChannelDecay": ("channel_decay",), "kPairs": (), "kImages": ()}
+         "kScaledInputs": ("ssm_multipliers",), "kStateBeside": ("state_beside",), "kChannelDecay": ("channel_decay = true",),
+         "kTokenShift": ("time_mix(",), "kPairs": (), "kImages": ()}
 NOT_RUN_ON_CUDA = ()  # architectures whose golden models have not run on a GPU
 WORDS = {"kLatent": "latent attention", "kBidirectional": "bidirectional attention", "kGatedAttention": "gated attention",
          "kState": "layers with a state", "kReluSquared": "squared ReLU", "kScaledShared": "a scaled shared expert",
          "kScaledInputs": "scaled inputs of a state", "kStateBeside": "attention beside a state",
-         "kChannelDecay": "a decay of each channel"}
+         "kChannelDecay": "a decay of each channel", "kTokenShift": "a token shift"}
 
 
 def architectures():

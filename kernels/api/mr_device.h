@@ -12,6 +12,16 @@
 #include "millrace/kernels.h"
 #include "tensor/tensor_view.h"
 
+namespace millrace::api {
+
+// What the workspace of a backward pass of linear attention depends on.
+struct LinearBackwardShape {
+  int32_t sequences, heads, key_dim, value_dim;
+  int64_t longest;  // tokens of a sequence
+};
+
+}  // namespace millrace::api
+
 // Handles: the opaque types of the C headers.
 
 struct mr_weight {
@@ -94,6 +104,13 @@ struct mr_device {
   virtual void gated_delta(const mr_gated_delta_args& args, void* workspace, mr_stream stream) = 0;
   virtual void selective_scan(const mr_selective_scan_args& args, void* workspace, mr_stream stream) = 0;
   virtual void short_conv(const mr_short_conv_args& args, mr_stream stream) = 0;
+  // Error{kUnsupported} unless a device has them (mr_linear_attention.cpp).
+  virtual size_t wkv7_workspace_bytes(int32_t key_dim, int32_t value_dim) const;
+  virtual void wkv7(const mr_wkv7_args& args, void* workspace, mr_stream stream);
+  virtual size_t linear_backward_workspace_bytes(const millrace::api::LinearBackwardShape& shape) const;
+  virtual void gated_delta_backward(const mr_gated_delta_backward_args& args, void* workspace);
+  virtual void selective_scan_backward(const mr_selective_scan_backward_args& args, void* workspace);
+  virtual void wkv7_backward(const mr_wkv7_backward_args& args, void* workspace);
 
   virtual void moe_route(const float* scores, int64_t rows, int32_t experts, int32_t k,
                          mr_softmax_over softmax_over, int32_t* chosen, float* weights, mr_stream stream) = 0;

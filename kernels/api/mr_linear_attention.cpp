@@ -1,6 +1,7 @@
 // The C functions of millrace/kernels/linear_attention.h: what is checked on every device.
 #include "millrace/kernels/linear_attention.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/state_block.h"
@@ -106,10 +107,193 @@ mr_short_conv_args checked_conv(const mr_device& device, const mr_short_conv_arg
   return args;
 }
 
+mr_wkv7_args checked_wkv7(const mr_device& device, const mr_wkv7_args* given, bool pointers) {
+  require_pointer(given, "args");
+  mr_wkv7_args args = *given;
+  require_range(args.heads, 1, kMaxLinearHeads, "args.heads");
+  require_range(args.key_dim, 1, kMaxLinearDim, "args.key_dim");
+  require_range(args.value_dim, 1, kMaxLinearDim, "args.value_dim");
+  if (!std::isfinite(args.scale)) throw_error(ErrorCode::kBadInput, "args.scale is not finite");
+  if (args.scale == 0.0f) args.scale = 1.0f;
+  if (!pointers) return args;
+  if (check_sequences(device, args.cu_seqlens, args.sequences, args.most_tokens)) {
+    require_floats(args.r, "args.r");
+    require_floats(args.w, "args.w");
+    require_floats(args.k, "args.k");
+    require_floats(args.v, "args.v");
+    require_floats(args.a, "args.a");
+    require_floats(args.b, "args.b");
+    require_floats(args.out, "args.out");
+  }
+  allow_floats(args.initial_state, "args.initial_state");
+  allow_floats(args.final_state, "args.final_state");
+  return args;
+}
+
+// Of a backward pass: what the forward call got, whose output is not looked at. Gradients are aligned.
+template <class Args, class Check>
+Args checked_backward(const mr_device& device, const Args* given, const Check& check) {
+  require_pointer(given, "args");
+  Args args = *given;
+  float somewhere = 0.0f;
+  args.forward.out = &somewhere;
+  args.forward.final_state = nullptr;
+  args.forward = check(device, &args.forward, true);
+  args.forward.out = nullptr;
+  if (args.forward.sequences > 0 && device.has_host_memory() &&
+      args.forward.cu_seqlens[args.forward.sequences] > 0)
+    require_floats(args.d_out, "args.d_out");
+  allow_floats(args.d_final_state, "args.d_final_state");
+  allow_floats(args.d_initial_state, "args.d_initial_state");
+  return args;
+}
+
+mr_gated_delta_backward_args checked_delta_backward(const mr_device& device,
+                                                    const mr_gated_delta_backward_args* given) {
+  const mr_gated_delta_backward_args args = checked_backward(device, given, checked_delta);
+  for (const float* gradient : {args.dq, args.dk, args.dv, args.dg, args.dbeta})
+    allow_floats(gradient, "a gradient of args");
+  if (args.forward.g == nullptr && args.dg != nullptr)
+    throw_error(ErrorCode::kBadInput, "args.dg: found a gradient of args.forward.g, which is NULL");
+  if (args.forward.beta == nullptr && args.dbeta != nullptr)
+    throw_error(ErrorCode::kBadInput, "args.dbeta: found a gradient of args.forward.beta, which is NULL");
+  return args;
+}
+
+mr_selective_scan_backward_args checked_scan_backward(const mr_device& device,
+                                                      const mr_selective_scan_backward_args* given) {
+  const mr_selective_scan_backward_args args = checked_backward(device, given, checked_scan);
+  for (const float* gradient : {args.dx, args.ddt, args.da, args.db, args.dc, args.dd})
+    allow_floats(gradient, "a gradient of args");
+  if (args.forward.d == nullptr && args.dd != nullptr)
+    throw_error(ErrorCode::kBadInput, "args.dd: found a gradient of args.forward.d, which is NULL");
+  return args;
+}
+
+mr_wkv7_backward_args checked_wkv7_backward(const mr_device& device, const mr_wkv7_backward_args* given) {
+  const mr_wkv7_backward_args args = checked_backward(device, given, checked_wkv7);
+  for (const float* gradient : {args.dr, args.dw, args.dk, args.dv, args.da, args.db})
+    allow_floats(gradient, "a gradient of args");
+  return args;
+}
+
+// On a device whose memory the host does not read the lengths are not known, and neither is there a kernel.
+template <class Forward>
+LinearBackwardShape backward_shape(const mr_device& device, const Forward& args, int32_t heads,
+                                   int32_t key_dim, int32_t value_dim) {
+  LinearBackwardShape shape{args.sequences, heads, key_dim, value_dim, 0};
+  for (int32_t s = 0; device.has_host_memory() && s < args.sequences; ++s)
+    shape.longest = std::max<int64_t>(shape.longest, args.cu_seqlens[s + 1] - args.cu_seqlens[s]);
+  return shape;
+}
+
+LinearBackwardShape shape_of(const mr_device& device, const mr_gated_delta_args& a) {
+  return backward_shape(device, a, a.value_heads, a.key_dim, a.value_dim);
+}
+LinearBackwardShape shape_of(const mr_device& device, const mr_selective_scan_args& a) {
+  return backward_shape(device, a, a.heads, a.state_dim, a.head_dim);
+}
+LinearBackwardShape shape_of(const mr_device& device, const mr_wkv7_args& a) {
+  return backward_shape(device, a, a.heads, a.key_dim, a.value_dim);
+}
+
+[[noreturn]] void only_on_cpus(const char* what) {
+  throw_error(ErrorCode::kUnsupported, "{}: computed on CPUs alone, not on this device", what);
+}
+
+template <class Args, class Check>
+mr_status backward_bytes(mr_device* device, const Args* args, size_t* bytes, const Check& check) {
+  return guarded([&] {
+    require_pointer(device, "device");
+    require_pointer(bytes, "bytes");
+    const Args checked = check(*device, args);
+    *bytes = device->linear_backward_workspace_bytes(shape_of(*device, checked.forward));
+  });
+}
+
+template <class Args, class Check>
+mr_status run_backward(mr_device* device, const Args* args, void* workspace, size_t workspace_bytes,
+                       const Check& check, void (mr_device::*run)(const Args&, void*)) {
+  return guarded([&] {
+    require_pointer(device, "device");
+    const Args checked = check(*device, args);
+    require_workspace(workspace, workspace_bytes,
+                      device->linear_backward_workspace_bytes(shape_of(*device, checked.forward)));
+    (device->*run)(checked, workspace);
+  });
+}
+
 }  // namespace
 }  // namespace millrace::api
 
 using namespace millrace;
+
+size_t mr_device::wkv7_workspace_bytes(int32_t, int32_t) const { api::only_on_cpus("wkv7"); }
+void mr_device::wkv7(const mr_wkv7_args&, void*, mr_stream) { api::only_on_cpus("wkv7"); }
+size_t mr_device::linear_backward_workspace_bytes(const api::LinearBackwardShape&) const {
+  api::only_on_cpus("gradients of linear attention");
+}
+void mr_device::gated_delta_backward(const mr_gated_delta_backward_args&, void*) {
+  api::only_on_cpus("gradients of the gated delta rule");
+}
+void mr_device::selective_scan_backward(const mr_selective_scan_backward_args&, void*) {
+  api::only_on_cpus("gradients of the selective scan");
+}
+void mr_device::wkv7_backward(const mr_wkv7_backward_args&, void*) { api::only_on_cpus("gradients of wkv7"); }
+
+mr_status mr_wkv7_workspace_bytes(mr_device* device, const mr_wkv7_args* args, size_t* bytes) {
+  return api::guarded([&] {
+    api::require_pointer(device, "device");
+    api::require_pointer(bytes, "bytes");
+    const mr_wkv7_args checked = api::checked_wkv7(*device, args, false);
+    *bytes = device->wkv7_workspace_bytes(checked.key_dim, checked.value_dim);
+  });
+}
+
+mr_status mr_chunk_wkv7(mr_device* device, const mr_wkv7_args* args, void* workspace, size_t workspace_bytes,
+                        mr_stream stream) {
+  return api::guarded([&] {
+    api::require_pointer(device, "device");
+    const mr_wkv7_args checked = api::checked_wkv7(*device, args, true);
+    api::require_workspace(workspace, workspace_bytes,
+                           device->wkv7_workspace_bytes(checked.key_dim, checked.value_dim));
+    if (checked.sequences > 0) device->wkv7(checked, workspace, stream);
+  });
+}
+
+mr_status mr_gated_delta_backward_workspace_bytes(mr_device* device, const mr_gated_delta_backward_args* args,
+                                                  size_t* bytes) {
+  return api::backward_bytes(device, args, bytes, api::checked_delta_backward);
+}
+
+mr_status mr_gated_delta_backward(mr_device* device, const mr_gated_delta_backward_args* args,
+                                  void* workspace, size_t workspace_bytes, mr_stream) {
+  return api::run_backward(device, args, workspace, workspace_bytes, api::checked_delta_backward,
+                           &mr_device::gated_delta_backward);
+}
+
+mr_status mr_selective_scan_backward_workspace_bytes(mr_device* device,
+                                                     const mr_selective_scan_backward_args* args,
+                                                     size_t* bytes) {
+  return api::backward_bytes(device, args, bytes, api::checked_scan_backward);
+}
+
+mr_status mr_selective_scan_backward(mr_device* device, const mr_selective_scan_backward_args* args,
+                                     void* workspace, size_t workspace_bytes, mr_stream) {
+  return api::run_backward(device, args, workspace, workspace_bytes, api::checked_scan_backward,
+                           &mr_device::selective_scan_backward);
+}
+
+mr_status mr_wkv7_backward_workspace_bytes(mr_device* device, const mr_wkv7_backward_args* args,
+                                           size_t* bytes) {
+  return api::backward_bytes(device, args, bytes, api::checked_wkv7_backward);
+}
+
+mr_status mr_wkv7_backward(mr_device* device, const mr_wkv7_backward_args* args, void* workspace,
+                           size_t workspace_bytes, mr_stream) {
+  return api::run_backward(device, args, workspace, workspace_bytes, api::checked_wkv7_backward,
+                           &mr_device::wkv7_backward);
+}
 
 mr_status mr_gated_delta_workspace_bytes(mr_device* device, const mr_gated_delta_args* args, size_t* bytes) {
   return api::guarded([&] {

@@ -15,7 +15,9 @@
 //   attend           query, pool       -> attention                     [tokens, heads * head_dim]
 //   norm_mix         residual          -> mix                           (layers with a state, in place of the
 //   mix              mix, pool         -> attention                      three above)
+//   time_mix         residual, pool    -> attention                     (RWKV 7)
 //   project_add      attention         -> residual +=
+//   channel_mix_add  residual, pool    -> residual +=                   (RWKV 7)
 //   ffn_add          residual          -> residual +=                   (dense layers)
 //   route            residual          -> routing                       (expert layers)
 //   experts_add      residual, routing -> residual +=
@@ -254,6 +256,36 @@ struct StateMix {
   bool gate_sigmoid = false;  // of kGatedDelta
 };
 
+// RWKV 7's time mix (Peng et al. 2025), all of it before the output matrix. n = norm(x), n' that of the token
+// before it (zeros before the first), and x_i = n + (n' - n) shift_i for each of six inputs. With
+// low(p, f, x) = p.up f(p.down x), of each head of key_dim columns
+//   r = r x_r;  k = k x_k;  v = v x_v;  in layers behind the first v += (v_first - v) sigmoid(low(value,
+//   x_v)) decay = exp(-e^-0.5 sigmoid(low(decay, tanh, x_w)));  a = sigmoid(low(rate, x_a));  g = low(gate,
+//   sigmoid, x_g);  c = k k_k / |k k_k|;  k = k (1 + (a - 1) k_a) S = diag(decay) S - (a c) (S^T c)^T + k
+//   v^T;  o = S^T r y = (head_norm(o) + (r . (r_k k)) v) g
+// v_first: v of the first layer, of this step's rows.
+struct TimeMix {
+  int layer = 0;
+  bool first = false;  // the layer whose values the others mix in
+  Norm norm;
+  const Weight* shift = nullptr;  // [6, hidden]: of r, decay, k, v, a, g
+  Linear r, k, v;                 // [hidden, hidden]
+  struct LowRankProduct {
+    Linear down, up;  // [rank, hidden], [hidden, rank] with a bias or without
+  };
+  LowRankProduct decay, rate, value, gate;                      // value: absent in the first layer
+  const Weight *k_k = nullptr, *k_a = nullptr, *r_k = nullptr;  // [hidden]
+  Norm head_norm = {};                                          // kLayer, of each head; [hidden]
+};
+
+// RWKV 7's channel mix: x += value(max(key(n + (n' - n) shift), 0)^2), n and n' as above, of its own norm.
+struct ChannelMix {
+  int layer = 0;
+  Norm norm;
+  const Weight* shift = nullptr;  // [hidden]
+  Linear key, value;              // [ffn, hidden], [hidden, ffn]
+};
+
 // x += scale * norm_after(W y + bias), y: what attention made.
 struct Projection {
   Linear linear;
@@ -449,6 +481,13 @@ class Executor {
   virtual void attend(const Attend& op) = 0;
   virtual void norm_mix(const NormMix& op) = 0;
   virtual void mix(const StateMix& op) = 0;
+  // For RWKV 7; devices without them say so (OpFeature::kTokenShift).
+  virtual void time_mix(const TimeMix& /*op*/) {
+    throw Error(ErrorCode::kUnsupported, "this device has no time mix");
+  }
+  virtual void channel_mix_add(const ChannelMix& /*op*/) {
+    throw Error(ErrorCode::kUnsupported, "this device has no channel mix");
+  }
   virtual void project_add(const Projection& op) = 0;
   virtual void ffn_add(const Ffn& op) = 0;
   virtual void route(const Route& op) = 0;

@@ -20,6 +20,8 @@ class ForwardingExecutor : public Executor {
   void attend(const Attend& op) override { inner_->attend(op); }
   void norm_mix(const NormMix& op) override { inner_->norm_mix(op); }
   void mix(const StateMix& op) override { inner_->mix(op); }
+  void time_mix(const TimeMix& op) override { inner_->time_mix(op); }
+  void channel_mix_add(const ChannelMix& op) override { inner_->channel_mix_add(op); }
   void project_add(const Projection& op) override { inner_->project_add(op); }
   void ffn_add(const Ffn& op) override { inner_->ffn_add(op); }
   void route(const Route& op) override { inner_->route(op); }

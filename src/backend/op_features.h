@@ -38,6 +38,7 @@ enum class OpFeature : int {
   kScaledInputs,    // HeadColumns::scale
   kStateBeside,     // a layer with keys and values and a state
   kChannelDecay,    // StateShape::channel_decay: NormMix::behind comes with it
+  kTokenShift,      // TimeMix, ChannelMix
   kCount,
 };
 

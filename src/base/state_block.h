@@ -20,7 +20,10 @@ struct StateShape {
   bool values_first =
       false;  // what is convolved is values, keys, queries (Mamba-2); else queries, keys, values
   bool channel_decay = false;  // rows of a state are forgotten each at its own rate (Kimi Linear)
-  int32_t projected = 0;       // columns of the widest row that the layer's projections make
+  // RWKV 7 (TimeMix, ChannelMix): what is kept of a row is what goes into both mixes, [2][keys], where the
+  // residual stream is as wide as all keys; two keys and two values of each head; and its decays. taps is 2.
+  bool wkv7 = false;
+  int32_t projected = 0;  // columns of the widest row that the layer's projections make
 
   bool present() const { return taps > 0; }
   int32_t key_head(int32_t value_head) const {
@@ -55,11 +58,11 @@ inline constexpr int32_t kMaxTaps = kBlockTokens + 1;
 struct StateBlock {
   explicit StateBlock(const StateShape& shape)
       : padded_dim((shape.value_dim + kVector - 1) / kVector * kVector),
-        row_inputs(shape.channels()),
-        row_keys(shape.keys()),
-        row_writes(shape.key_heads == 0 ? 0 : int64_t{shape.value_heads} * padded_dim),
+        row_inputs(shape.wkv7 ? 2 * shape.keys() : shape.channels()),
+        row_keys((shape.wkv7 ? 2 : 1) * shape.keys()),
+        row_writes(shape.key_heads == 0 ? 0 : (shape.wkv7 ? 2 : 1) * int64_t{shape.value_heads} * padded_dim),
         row_decays(shape.key_heads == 0 ? 0 : shape.steps()),
-        row_betas(shape.key_heads == 0 ? 0 : shape.value_heads),
+        row_betas(shape.key_heads == 0 || shape.wkv7 ? 0 : shape.value_heads),
         head_state(int64_t{shape.key_dim} * padded_dim),
         inputs(0),
         keys(inputs + kBlockTokens * row_inputs),
@@ -74,9 +77,11 @@ struct StateBlock {
   int64_t row_inputs, row_keys, row_writes, row_decays, row_betas;  // floats of a row
   int64_t head_state;                                               // of a head's state
   int64_t inputs;                                                   // [16][channels]: before the convolution
-  int64_t keys;    // [16][key_heads][key_dim]: behind it, normed
-  int64_t writes;  // [16][value_heads][padded_dim]: what each token writes into the state at its key
-  int64_t decays;  // [16][steps]: the logarithm of what is left of the block's first state
+  int64_t keys;    // [16][key_heads][key_dim]: behind it, normed; of wkv7 k, and behind all of them b
+  int64_t writes;  // [16][value_heads][padded_dim]: what each token writes into the state at its key; of wkv7
+                   // v, and behind all of them u
+  int64_t decays;  // [16][steps]: the logarithm of what is left of the block's first state; of wkv7 what is
+                   // left of the state before the row
   int64_t betas;   // [16][value_heads]: of the reference
   int64_t state;   // [value_heads][key_dim][padded_dim]: behind the block's last token
   int64_t floats;  // of all

@@ -6,6 +6,12 @@
 namespace millrace {
 namespace {
 
+// GGUF files of RWKV have a name where others have a template; this is what it stands for.
+constexpr std::string_view kRwkvWorldTemplate =
+    "{% for m in messages %}{{ {'system': 'System: ', 'user': 'User: ', 'assistant': 'Assistant: "
+    "'}[m['role']] }}"
+    "{{ m['content'] | trim }}{{ '\\n\\n' }}{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}";
+
 GgufVocabulary vocabulary_of(const io::Gguf& gguf) {
   GgufVocabulary v;
   v.model = gguf.get_string("tokenizer.ggml.model");
@@ -75,7 +81,10 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const io::Checkpoint& checkpoint
 }
 
 std::string chat_template_text(const io::Checkpoint& checkpoint) {
-  if (checkpoint.gguf) return std::string(checkpoint.gguf->get_string("tokenizer.chat_template", ""));
+  if (checkpoint.gguf) {
+    std::string text(checkpoint.gguf->get_string("tokenizer.chat_template", ""));
+    return text == "rwkv-world" ? std::string(kRwkvWorldTemplate) : text;
+  }
   return checkpoint.hf->chat_template;
 }
 

@@ -58,6 +58,12 @@ void check_stages(const ModelConfig& config, const EngineOptions& options) {
     throw_error(ErrorCode::kUnsupported,
                 "pipeline_parallel: {} is a text encoder, expected a model that writes", config.architecture);
   }
+  if (config.state.wkv7) {
+    throw_error(ErrorCode::kUnsupported,
+                "pipeline_parallel: layers of {} read values of the first one, which other stages do not "
+                "have: run it in one process",
+                config.architecture);
+  }
   const dist::Shares shares = shares_of(options, 0);
   for (int stage = 0; stage < shares.stages(); ++stage) {
     if (shares.layers_of(stage, config.layers).size() > 0) continue;

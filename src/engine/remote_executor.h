@@ -28,6 +28,8 @@ class RemoteExecutor final : public Executor {
   void attend(const Attend&) override {}
   void norm_mix(const NormMix&) override {}
   void mix(const StateMix&) override {}
+  void time_mix(const TimeMix&) override {}
+  void channel_mix_add(const ChannelMix&) override {}
   void project_add(const Projection&) override {}
   void ffn_add(const Ffn&) override {}
   void route(const Route&) override {}

@@ -36,4 +36,5 @@
   ONE(kNemotronH)                   \
   ONE(kNemotronHMoe)                \
   ONE(kFalconH1)                    \
-  ONE(kKimiLinear)
+  ONE(kKimiLinear)                  \
+  ONE(kRwkv7)

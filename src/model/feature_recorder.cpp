@@ -73,6 +73,17 @@ void FeatureRecorder::mix(const StateMix& op) {
   features_.add(OpFeature::kStateBeside, op.layer == attended_);
 }
 
+void FeatureRecorder::time_mix(const TimeMix& op) {
+  norm_before(op.norm);
+  features_.add(OpFeature::kState);
+  features_.add(OpFeature::kTokenShift);
+}
+
+void FeatureRecorder::channel_mix_add(const ChannelMix& op) {
+  norm_before(op.norm);
+  features_.add(OpFeature::kTokenShift);
+}
+
 void FeatureRecorder::project_add(const Projection& op) {
   block(op.norm_after, op.scale);
   if (op.head_values.weight == nullptr) products({&op.linear});

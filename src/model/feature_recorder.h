@@ -24,6 +24,8 @@ class FeatureRecorder final : public Executor {
   void attend(const Attend& op) override;
   void norm_mix(const NormMix& op) override;
   void mix(const StateMix& op) override;
+  void time_mix(const TimeMix& op) override;
+  void channel_mix_add(const ChannelMix& op) override;
   void project_add(const Projection& op) override;
   void ffn_add(const Ffn& op) override;
   void route(const Route& op) override;

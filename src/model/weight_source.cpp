@@ -498,6 +498,36 @@ std::optional<TensorView> WeightSource::gather_heads(int layer, const WeightSpec
   return view;
 }
 
+// Vectors, one behind the other, as rows.
+std::optional<TensorView> WeightSource::gather_rows(int layer, const WeightSpec& spec) {
+  std::vector<const TensorView*> rows;
+  for (const std::string_view part : spec.hf_rows) {
+    const std::string name = fmt::format("{}{}.{}", architecture_.hf_names().layers, layer, part);
+    const TensorView* row = checkpoint_.find_tensor(name);
+    if (row == nullptr && rows.empty()) return std::nullopt;
+    if (row == nullptr || row->elements() != spec.shape.back() ||
+        row->type != (rows.empty() ? row : rows[0])->type || info(row->type).block_elements != 1)
+      throw_error(ErrorCode::kBadInput, "{}: tensor {}: found {}, expected floats [{}] of one type",
+                  checkpoint_.path(), name,
+                  row == nullptr
+                      ? "nothing"
+                      : fmt::format("{} {}", info(row->type).name,
+                                    shape_text({row->shape.data(), static_cast<size_t>(row->rank)})),
+                  spec.shape.back());
+    rows.push_back(row);
+  }
+  TensorView view = *rows.front();
+  const size_t bytes = bytes_of(view.type, spec.shape.back());
+  view.rank = static_cast<int>(spec.shape.size());
+  view.shape = {1, 1, 1, 1};
+  std::copy(spec.shape.begin(), spec.shape.end(), view.shape.begin());
+  view.row_stride_bytes = static_cast<int64_t>(bytes);
+  std::byte* to = own(bytes * rows.size());
+  view.data = to;
+  for (size_t r = 0; gather_ && r < rows.size(); ++r) std::memcpy(to + r * bytes, rows[r]->data, bytes);
+  return view;
+}
+
 // A matrix that Hugging Face stores as [in, out], turned around.
 TensorView WeightSource::gather_turned(const TensorView& from) {
   if (info(from.type).block_elements != 1)
@@ -561,6 +591,7 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
   if (spec->part_of && (!found || whole)) found = find_part(layer, *spec);
   if (!found && spec->heads_of) found = gather_heads(layer, *spec);
   if (!found && checkpoint_.gguf && spec->experts) found = gather_gate_up(layer, *spec);
+  if (!found && checkpoint_.hf && !spec->hf_rows.empty()) found = gather_rows(layer, *spec);
   if (!found) return std::nullopt;
   // A number for each head may have a shape to be spread by, [1, 1, heads, 1] (Kimi Linear); a convolution
   // too, [1, channels, 1, taps].
@@ -581,6 +612,9 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
   if (found->rank == 2 && shape.size() == 1 && found->shape[1] > 1 && found->elements() == shape[0] &&
       found->row_stride_bytes == static_cast<int64_t>(bytes_of(found->type, found->shape[1])))
     set_shape(*found, {shape[0]});
+  // Rows may have a shape to be spread by (RWKV 7).
+  if (found->rank == 2 && shape.size() == 4 && shape[0] == found->shape[0] && shape[3] == found->shape[1])
+    set_shape(*found, {shape[0], 1, 1, shape[3]});
   // One row of a matrix may be a vector in the file.
   if (found->rank == 1 && shape.size() == 2 && shape[0] == 1) set_shape(*found, {1, found->shape[0]});
   // A bias or norm may be seen as [n] or, through a stride, as [.., n, 1].

@@ -81,6 +81,7 @@ class WeightSource {
   // What a file has as rows of something larger, turned around, or less a number.
   std::optional<TensorView> find_part(int layer, const WeightSpec& spec);
   std::optional<TensorView> gather_heads(int layer, const WeightSpec& spec);
+  std::optional<TensorView> gather_rows(int layer, const WeightSpec& spec);
   TensorView gather_turned(const TensorView& from);
   TensorView gather_offset(const TensorView& from, float offset);
   TensorView gather_scaled(const TensorView& from, float scale);

@@ -113,6 +113,8 @@ struct WeightSpec {
   // A Hugging Face file has the logarithm of the number less its sign: exp of it, negative, is the weight.
   bool hf_negative_log = false;
   bool hf_transposed = false;  // Hugging Face stores [in, out] (GPT-2)
+  // Looked for in a Hugging Face file where it is not there under its own name: its rows, a vector each.
+  std::vector<std::string_view> hf_rows = {};
   // Hugging Face keeps the two halves of a rotated head apart; in GGUF files of this architecture their rows
   // alternate.
   bool interleaved_in_gguf = false;

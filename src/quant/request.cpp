@@ -10,14 +10,24 @@ double bits_per_weight(DType type) {
          (type == DType::kMXFP4Split ? 8.0 / 32 : 0.0);  // the scales beside it
 }
 
+// RWKV's token shift and products of low rank (time_mix_w1.weight): small, and they decide what is forgotten.
+static bool is_rwkv_low_rank(std::string_view name) {
+  constexpr std::string_view kMix = ".time_mix_";
+  const size_t at = name.find(kMix);
+  if (at == std::string_view::npos) return false;
+  const std::string_view rest = name.substr(at + kMix.size());
+  return rest.starts_with("lerp") || rest.size() == std::string_view("w1.weight").size();
+}
+
 Part part_of(std::string_view name, const TensorView& view, bool tied) {
   if (name == "output.weight") return Part::kOutput;
   if (name == "token_embd.weight") return tied ? Part::kOutput : Part::kEmbedding;
   const bool router = name.ends_with("ffn_gate_inp.weight") || name.ends_with("ffn_gate_inp_shexp.weight");
   const bool added = name == "position_embd.weight" || name == "token_types.weight";  // to the embedding
+  const bool low = is_rwkv_low_rank(name);
   const bool conv = name.ends_with("ssm_conv1d.weight") || name.ends_with("shortconv.conv.weight");
   const bool weight = name.ends_with(".weight") && !name.ends_with("norm.weight");
-  if (view.rank < 2 || router || added || conv || !weight || view.cols() == 1) return Part::kSmall;
+  if (view.rank < 2 || router || added || conv || low || !weight || view.cols() == 1) return Part::kSmall;
   return Part::kMatrix;
 }
 

@@ -1,6 +1,6 @@
 // Tokenizer: text to ids and back, exactly as the model was trained. Byte-level BPE (GPT-2, Llama 3, Qwen
-// 2/3, SmolLM2, o200k, Tekken, DeepSeek), SentencePiece BPE with byte fallback (Llama 2, Gemma) and WordPiece
-// (BERT).
+// 2/3, SmolLM2, o200k, Tekken, DeepSeek), SentencePiece BPE with byte fallback (Llama 2, Gemma), WordPiece
+// (BERT) and RWKV's World.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ using TokenId = int32_t;
 
 // What GGUF's tokenizer.ggml.* keys say, in plain data.
 struct GgufVocabulary {
-  std::string model;  // "gpt2" (byte-level BPE), "llama" (SentencePiece), "gemma4" (that with merges), "bert"
+  std::string model;  // "gpt2" (byte-level BPE), "llama" (SentencePiece), "gemma4" (with merges), bert, rwkv
   std::string pre;    // "gpt-4o", "llama-bpe", "qwen2", "smollm", "gpt-2", "default", ...
   std::vector<std::string_view> tokens;
   std::vector<float> scores;   // SentencePiece

@@ -1,12 +1,13 @@
 // Tokenizer::from_gguf: the tokenizer.ggml.* arrays. A "gpt2" model brings its merges; a "llama" model brings
 // scores, from which the merges are derived: any two symbols whose text joined is a piece merge, best score
 // first; a "gemma4" model is one of those with its merges; a "bert" model has words with a mark before them
-// and pieces inside words without.
+// and pieces inside words without; an "rwkv" model has tokens of bytes, written as Python does.
 #include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
 #include "tokenizer/byte_bpe.h"
+#include "tokenizer/rwkv_world.h"
 #include "tokenizer/sentencepiece.h"
 #include "tokenizer/unicode.h"
 #include "tokenizer/wordpiece.h"
@@ -280,17 +281,42 @@ std::shared_ptr<const Tokenizer> make_wordpiece(const GgufVocabulary& v, const s
   return std::make_shared<WordPiece>(std::move(parts), std::move(options));
 }
 
+std::shared_ptr<const Tokenizer> make_rwkv_world(const GgufVocabulary& v, const std::string& source) {
+  TokenizerParts parts;
+  parts.source = source;
+  parts.tokens.reserve(v.tokens.size(), total_bytes(v));
+  std::string bytes;
+  for (size_t id = 0; id < v.tokens.size(); ++id) {
+    const int32_t type = type_of(v, id);
+    if (type != kNormal) {  // found in the text as added tokens, or not at all
+      parts.tokens.add(static_cast<uint32_t>(id), v.tokens[id], false);
+      continue;
+    }
+    if (!unescape_rwkv_token(v.tokens[id], bytes))
+      throw_error(ErrorCode::kBadInput,
+                  "{}: tokenizer.ggml.tokens[{}] is \"{}\", expected bytes as Python writes them", source, id,
+                  printable(v.tokens[id]));
+    if (!parts.tokens.add(static_cast<uint32_t>(id), bytes, true))
+      parts.tokens.add(static_cast<uint32_t>(id), bytes, false);
+  }
+  add_special_tokens(v, parts);
+  add_ends(v, false, parts);
+  if (v.unk) parts.unk = static_cast<uint32_t>(*v.unk);
+  return std::make_shared<RwkvWorld>(std::move(parts));
+}
+
 }  // namespace
 
 std::shared_ptr<const Tokenizer> Tokenizer::from_gguf(const GgufVocabulary& vocabulary,
                                                       const std::string& source) {
   const std::string& model = vocabulary.model;
-  if (model != "gpt2" && model != "llama" && model != "gemma4" && model != "bert")
+  if (model != "gpt2" && model != "llama" && model != "gemma4" && model != "bert" && model != "rwkv")
     throw_error(ErrorCode::kUnsupported,
-                "{}: tokenizer.ggml.model is \"{}\", supported: gpt2, llama, gemma4, bert", source,
+                "{}: tokenizer.ggml.model is \"{}\", supported: gpt2, llama, gemma4, bert, rwkv", source,
                 printable(model));
   check_arrays(vocabulary, source);
   if (model == "bert") return make_wordpiece(vocabulary, source);
+  if (model == "rwkv") return make_rwkv_world(vocabulary, source);
   return model == "gpt2" ? make_byte_level(vocabulary, source) : make_sentencepiece(vocabulary, source);
 }
 

@@ -211,6 +211,25 @@ TEST(TokenizerGguf, SentencePieceMergesByScore) {
   EXPECT_EQ(t->end_tokens(), (Ids{2}));
 }
 
+// What repr() makes of bytes is undone; the longest token wins, whatever its bytes are.
+TEST(TokenizerGguf, RwkvWorldIsGreedy) {
+  GgufVocabulary v;
+  v.model = "rwkv";
+  v.tokens = {"<s>", "a",     "ab",         "abcd",  "b",    "c",   "\\n\\n",
+              "\\n", "\\xe6", "\\xe6\\xb0", "\\xb4", "\\\\", "\\'", "[PAD1]"};
+  v.types = {3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 5};
+  v.eos = 0;
+  const auto t = Tokenizer::from_gguf(v, "test");
+  EXPECT_EQ(t->encode("abcdabcab"), (Ids{3, 2, 5, 2}));
+  EXPECT_EQ(t->encode("a\n\n\nb"), (Ids{1, 6, 7, 4}));
+  EXPECT_EQ(t->encode("\xe6\xb0\xb4\xe6\xb4"), (Ids{9, 10, 8, 10}));
+  EXPECT_EQ(t->encode("\\'c"), (Ids{11, 12, 5}));
+  EXPECT_EQ(t->encode("a<s>a[PAD1]"), (Ids{1, 0, 1}));  // the rest has no token
+  EXPECT_EQ(t->encode("a<s>", {true, false}), (Ids{1}));
+  EXPECT_EQ(t->decode(t->encode("abcd\xe6\xb0\xb4"), false), "abcd\xe6\xb0\xb4");
+  EXPECT_EQ(t->end_tokens(), (Ids{0}));
+}
+
 template <class Function>
 void expect_error(ErrorCode code, const std::string& part, Function function) {
   try {

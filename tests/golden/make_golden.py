@@ -88,6 +88,8 @@ def causal_lm(model):
 
 
 def load(model, **changes):
+    if model.reference:
+        return model.reference(model.config | changes, state_dict(model)).eval()
     config = {k: v for k, v in (model.config | changes).items() if k not in ("quantization_config", "torch_dtype")}
     config = transformers.CONFIG_MAPPING[model.type].from_dict(json.loads(json.dumps(config)))
     make = getattr(causal_lm(model), "from_config", None) or causal_lm(model)._from_config
@@ -245,7 +247,7 @@ def feature_changes(model, prompts):
 def check_hf(model, folder, prompts):
     """transformers' own loader reads the directory and gives the same logits (FP8 and packed weights need a GPU or
     packages of their own there: skipped)."""
-    if model.hf.get("fp8") or model.hf.get("packed"):
+    if model.hf.get("fp8") or model.hf.get("packed") or model.reference:
         return
     net = causal_lm(model).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager",

@@ -318,6 +318,7 @@ def build():
     import dense_models
     import kimi_models
     import mamba_models
+    import rwkv_models
     import state_models
 
     llama3_scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -450,4 +451,4 @@ def build():
                                     linear=lambda rng, n, sh, std: qf.exact_bf16(rng, sh, 0.0, std),
                                     sliding_window=72, rope_scaling=growing),
     } | packed_models(qwen_moe) | dense_models.build() | layer_norm_models.build() \
-        | state_models.build() | mamba_models.build() | kimi_models.build()
+        | state_models.build() | mamba_models.build() | kimi_models.build() | rwkv_models.build()

@@ -24,7 +24,7 @@ GGUF_ARCH |= {"gemma3_text": "GEMMA3", "gemma2": "GEMMA2", "phi3": "PHI3", "gran
               "mistral4": "MISTRAL4", "glm4_moe_lite": "DEEPSEEK2", "ministral3": "MISTRAL3", "qwen3_next": "QWEN3NEXT",
               "qwen3_5_text": "QWEN35", "qwen3_5_moe_text": "QWEN35MOE", "lfm2": "LFM2", "lfm2_moe": "LFM2MOE",
               "granitemoehybrid": "GRANITE_HYBRID", "mamba2": "MAMBA2", "nemotron_h": "NEMOTRON_H",
-              "falcon_h1": "FALCON_H1", "kimi_linear": "KIMI_LINEAR"}
+              "falcon_h1": "FALCON_H1", "kimi_linear": "KIMI_LINEAR", "rwkv7": "RWKV7"}
 # Those whose converter interleaves the halves of q's and k's heads.
 INTERLEAVED = ("llama", "mistral", "ministral", "ministral3", "mixtral", "granite", "smollm3", "granitemoehybrid")
 
@@ -40,6 +40,7 @@ class Model:
     window: int | None = None  # of some layers
     norm_offset: float = 0.0  # what GGUF's norms are more than Hugging Face's
     variants: dict = field(default_factory=dict)  # feature -> config without it; None: do not try
+    reference: object = None  # a module of (config, weights) where transformers has none
     modules: object = None  # what transformers' modules call the weights, where that is not what files do
 
     @property

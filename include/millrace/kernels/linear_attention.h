@@ -1,5 +1,5 @@
-/* Linear attention and state-space layers: the gated delta rule, Mamba-2's selective scan, and the short
- * convolution before them (docs/kernels/state_space.md).
+/* Linear attention and state-space layers: the gated delta rule, Mamba-2's selective scan, RWKV 7's
+ * recurrence, gradients of all three, and the short convolution before them (docs/kernels/state_space.md).
  *
  * Sequences are packed: tokens of all of them one after the other, sequence s from cu_seqlens[s] to
  * cu_seqlens[s + 1]. Everything is float32 and contiguous. A sequence is computed in chunks of 16 tokens from
@@ -61,6 +61,72 @@ MR_API mr_status mr_selective_scan_workspace_bytes(mr_device* device, const mr_s
                                                    size_t* bytes);
 MR_API mr_status mr_selective_scan(mr_device* device, const mr_selective_scan_args* args, void* workspace,
                                    size_t workspace_bytes, mr_stream stream);
+
+/* RWKV 7's recurrence. Of each head, with S its state [key_dim][value_dim], before it is changed:
+ *   u = S^T a;  S = diag(exp(w)) S + b u^T + k v^T;  out = S^T (scale r)
+ * On CPUs: another device returns MR_ERROR_UNSUPPORTED. */
+typedef struct mr_wkv7_args {
+  const float* r;             /* [tokens][heads][key_dim] */
+  const float* w;             /* the same: logarithms of decays */
+  const float* k;             /* the same */
+  const float* v;             /* [tokens][heads][value_dim] */
+  const float *a, *b;         /* [tokens][heads][key_dim]; RWKV 7: -key and key * rate, of keys of length 1 */
+  float scale;                /* of r; 0: 1 */
+  const float* initial_state; /* [sequences][heads][key_dim][value_dim]; NULL: zeros */
+  float* final_state;         /* the same; NULL: not wanted. It may be initial_state */
+  const int32_t* cu_seqlens;  /* [sequences + 1] */
+  float* out;                 /* [tokens][heads][value_dim] */
+  int32_t sequences, heads, key_dim, value_dim;
+  int32_t most_tokens; /* as above */
+} mr_wkv7_args;
+
+MR_API mr_status mr_wkv7_workspace_bytes(mr_device* device, const mr_wkv7_args* args, size_t* bytes);
+MR_API mr_status mr_chunk_wkv7(mr_device* device, const mr_wkv7_args* args, void* workspace,
+                               size_t workspace_bytes, mr_stream stream);
+
+/* Gradients, on CPUs: another device returns MR_ERROR_UNSUPPORTED. `forward` is what the forward call got;
+ * its out and final_state are not looked at. Gradients that are NULL are not computed; the others are
+ * written, not added to. Sums are in double and in one order: the same bits with any number of threads.
+ * Nothing grows with the square of a length: of each thread's longest sequence the workspace has a state in
+ * double for each 16 tokens and 18 besides. cu_seqlens is read by the workspace functions too. */
+typedef struct mr_gated_delta_backward_args {
+  mr_gated_delta_args forward;
+  const float* d_out;                                 /* [tokens][value_heads][value_dim] */
+  const float* d_final_state;                         /* NULL: zeros */
+  float *dq, *dk, *dv, *dg, *dbeta, *d_initial_state; /* shapes of what they are gradients of */
+} mr_gated_delta_backward_args;
+
+MR_API mr_status mr_gated_delta_backward_workspace_bytes(mr_device* device,
+                                                         const mr_gated_delta_backward_args* args,
+                                                         size_t* bytes);
+MR_API mr_status mr_gated_delta_backward(mr_device* device, const mr_gated_delta_backward_args* args,
+                                         void* workspace, size_t workspace_bytes, mr_stream stream);
+
+/* Plain linear attention is this with dt of ones and a of zeros. */
+typedef struct mr_selective_scan_backward_args {
+  mr_selective_scan_args forward;
+  const float* d_out;                                    /* [tokens][heads][head_dim] */
+  const float* d_final_state;                            /* NULL: zeros */
+  float *dx, *ddt, *da, *db, *dc, *dd, *d_initial_state; /* shapes of what they are gradients of */
+} mr_selective_scan_backward_args;
+
+MR_API mr_status mr_selective_scan_backward_workspace_bytes(mr_device* device,
+                                                            const mr_selective_scan_backward_args* args,
+                                                            size_t* bytes);
+MR_API mr_status mr_selective_scan_backward(mr_device* device, const mr_selective_scan_backward_args* args,
+                                            void* workspace, size_t workspace_bytes, mr_stream stream);
+
+typedef struct mr_wkv7_backward_args {
+  mr_wkv7_args forward;
+  const float* d_out;                                   /* [tokens][heads][value_dim] */
+  const float* d_final_state;                           /* NULL: zeros */
+  float *dr, *dw, *dk, *dv, *da, *db, *d_initial_state; /* shapes of what they are gradients of */
+} mr_wkv7_backward_args;
+
+MR_API mr_status mr_wkv7_backward_workspace_bytes(mr_device* device, const mr_wkv7_backward_args* args,
+                                                  size_t* bytes);
+MR_API mr_status mr_wkv7_backward(mr_device* device, const mr_wkv7_backward_args* args, void* workspace,
+                                  size_t workspace_bytes, mr_stream stream);
 
 /* out[t][c] = act(bias[c] + sum over i of weight[c][i] x[t - taps + 1 + i][c]), a convolution of each channel
  * by itself. Tokens before the first of a sequence are its initial rows. */

@@ -288,7 +288,7 @@ class StateMixer {
 }  // namespace
 
 StateWorkspace::StateWorkspace(const StateShape& shape, int64_t tokens, int num_threads, Arena& arena) {
-  if (!shape.present()) return;
+  if (!shape.present() || shape.wkv7) return;
   const StateBlock at(shape);
   convolved = arena.take<float>(tokens * shape.channels());
   decays = arena.take<float>(tokens * shape.steps());

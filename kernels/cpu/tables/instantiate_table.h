@@ -14,6 +14,7 @@
 #include "kernels/cpu/simd/load_float.h"
 #include "kernels/cpu/simd/target.h"
 #include "kernels/cpu/state/state_chunk.h"
+#include "kernels/cpu/state/wkv7_chunk.h"
 #include "kernels/cpu/tables/kernel_table.h"
 #if defined(MILLRACE_SIMD_AVX512)
 #include "kernels/cpu/matmul/gemm_x86.h"
@@ -89,7 +90,8 @@ constexpr KernelTable make_table(const char* name) {
       dense_panel,
       dense_widen,
       state_chunk,
-      short_conv};
+      short_conv,
+      wkv7_chunk};
 }
 
 #if defined(MILLRACE_SIMD_X86)

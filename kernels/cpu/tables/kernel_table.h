@@ -37,6 +37,7 @@
 #include "kernels/cpu/attention/flash_task.h"
 #include "kernels/cpu/matmul/dense_task.h"
 #include "kernels/cpu/state/state_task.h"
+#include "kernels/cpu/state/wkv7_task.h"
 #include "kernels/cpu/tables/fused_kernels.h"
 
 namespace millrace::cpu {
@@ -254,6 +255,7 @@ struct KernelTable {
   // Layers with a state (state/state_task.h).
   StateChunkFn state_chunk;
   ShortConvFn short_conv;
+  Wkv7ChunkFn wkv7_chunk;  // state/wkv7_task.h
 
   // Activation rows that share one pass over a chunk of weights: 64 rows of 2,880 int8 codes are 225 KiB,
   // within the second-level cache of every machine we know. A table that repacks weights wants as many as

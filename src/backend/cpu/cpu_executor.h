@@ -17,6 +17,7 @@
 #include "backend/mixed_part.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/attention/paged_kv.h"
+#include "kernels/cpu/state/time_mix.h"
 
 namespace millrace::cpu {
 
@@ -37,6 +38,8 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   void attend(const Attend& op) override;
   void norm_mix(const NormMix& op) override;
   void mix(const StateMix& op) override;
+  void time_mix(const TimeMix& op) override;
+  void channel_mix_add(const ChannelMix& op) override;
   void project_add(const Projection& op) override;
   void ffn_add(const Ffn& op) override;
   void route(const Route& op) override;
@@ -94,6 +97,8 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   void scale_routing(float scale);
   void split_gates();
   void multiply_behind(const NormMix& op, int64_t to, int64_t cols);
+  ShiftedRows shifted_rows(int layer) const;
+  void norm_shifted(const Norm& norm, const ShiftedRows& rows, ShiftPlace place);
   void gate_attention();
   const float* query_scales(const Rope::Growth& growth);
   PagedKv kv_of(int layer) const;

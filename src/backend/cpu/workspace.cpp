@@ -90,11 +90,12 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
   expert_out = arena.take<float>(chosen_rows * spec.hidden);
   row_scale = arena.take<float>(chosen_rows);
 
-  projected = arena.take<float>(
-      tokens * std::max<int64_t>(spec.state.projected, spec.gated_attention ? 2 * query_cols : 0));
-  mix = arena.take<float>(spec.state.present() ? tokens * spec.state.mix_cols() : 0);
+  projected = arena.take<float>(tokens * std::max<int64_t>(spec.state.wkv7 ? 0 : spec.state.projected,
+                                                           spec.gated_attention ? 2 * query_cols : 0));
+  mix = arena.take<float>(spec.state.present() && !spec.state.wkv7 ? tokens * spec.state.mix_cols() : 0);
   attention_gate = arena.take<float>(spec.gated_attention ? tokens * query_cols : 0);
   state = StateWorkspace(spec.state, tokens, threads, arena);
+  time_mix = TimeMixWorkspace(spec.state, tokens, threads, arena);
   for (float*& product : low_rank) product = arena.take<float>(normed_rows * spec.adapter_rank);
 
   argmax = arena.take<ArgmaxPiece>(argmax_pieces(spec.max_logit_rows, spec.vocab));

@@ -7,6 +7,7 @@
 #include "kernels/cpu/moe/experts.h"
 #include "kernels/cpu/sample/argmax.h"
 #include "kernels/cpu/state/state_mix.h"
+#include "kernels/cpu/state/time_mix.h"
 
 namespace millrace::cpu {
 
@@ -42,6 +43,7 @@ struct Workspace {
   float* mix;             // [tokens][mix columns]
   float* attention_gate;  // [tokens][heads * head_dim]
   StateWorkspace state;
+  TimeMixWorkspace time_mix;  // RWKV 7
 
   // Experts.
   float* router_scores;  // [tokens][experts]

@@ -47,6 +47,7 @@ class MixedBackend final : public Backend {
     if (first_has_layers()) missing = missing | first_->lacks();
     if (second_has_layers()) missing = missing | second_->lacks();
     missing.add(OpFeature::kAdapters);
+    missing.add(OpFeature::kTokenShift);  // values of the first layer would have to go along
     return missing;
   }
   std::optional<size_t> own_memory() const override { return memory_; }

@@ -14,6 +14,7 @@
 #include "kernels/reference/naive_norm.h"
 #include "kernels/reference/naive_rotary.h"
 #include "kernels/reference/naive_state.h"
+#include "kernels/reference/naive_time_mix.h"
 
 namespace millrace {
 namespace {
@@ -268,21 +269,65 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
                                     pools_[group].data(),
                                     static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float)),
                                     index * at.floats};
-    std::vector<int32_t> table;
-    const SequenceSlice* of = nullptr;
-    for_each_token([&, of_group = group](const SequenceSlice& s, int64_t row, int32_t position) {
-      if (of != &s) {
-        const int32_t* known = s.tables[of_group];
-        table.assign(known, known + blocks_for(s.context_len + s.num_tokens));
-        int32_t spare = spec_.kv_groups[of_group].num_blocks;
-        for (size_t b = static_cast<size_t>(s.context_len / kBlockTokens); b < table.size(); ++b) {
-          if (table[b] == kNoBlock) table[b] = spare++;
-        }
-        of = &s;
-      }
-      reference::state_mix(layer, table.data(), position, &mix_[row * spec_.state.mix_cols()],
+    for_each_state_token(group, [&](const int32_t* table, int64_t row, int32_t position) {
+      reference::state_mix(layer, table, position, &mix_[row * spec_.state.mix_cols()],
                            &attention_[row * spec_.state.values()]);
     });
+  }
+
+  void time_mix(const TimeMix& op) override {
+    norm_rows(op.norm);
+    const int64_t n = spec_.hidden;
+    reference::TimeMix layer = shifted_layer(op.layer);
+    layer.first = op.first;
+    layer.k_k = values_of(op.k_k);
+    layer.k_a = values_of(op.k_a);
+    layer.r_k = values_of(op.r_k);
+    layer.norm = values_of(op.head_norm.weight);
+    layer.norm_bias = values_of(op.head_norm.bias);
+    layer.norm_eps = op.head_norm.eps;
+    first_values_.resize(normed_.size());
+    const auto plain = [](double x) { return x; };
+    const auto sigmoid = [](double x) { return 1.0 / (1.0 + std::exp(-x)); };
+    const auto product = [](const Linear& by, const Floats& x) {
+      Floats y(static_cast<size_t>(by.weight->rows));
+      reference::linear(linear_of(by), 0, x.data(), 1, y.data());
+      return y;
+    };
+    const auto low = [&](const TimeMix::LowRankProduct& by, const Floats& x, const auto& between) {
+      Floats inner = product(by.down, x);
+      for (float& value : inner) value = static_cast<float>(between(value));
+      return product(by.up, inner);
+    };
+    for_each_state_token(
+        spec_.state_place(op.layer).group, [&](const int32_t* table, int64_t row, int32_t position) {
+          Floats shifted(static_cast<size_t>(6 * n));
+          reference::token_shift(layer, table, position, 0, &normed_[row * n], values_of(op.shift), 6,
+                                 shifted.data());
+          const auto input = [&](int64_t i) { return Floats(&shifted[i * n], &shifted[i * n] + n); };
+          const Floats r = product(op.r, input(0)), k = product(op.k, input(2)), v = product(op.v, input(3));
+          const Floats decay = low(op.decay, input(1), [](double x) { return std::tanh(x); });
+          const Floats mixed = op.first ? Floats() : low(op.value, input(3), plain);
+          const Floats rate = low(op.rate, input(4), plain), gate = low(op.gate, input(5), sigmoid);
+          reference::time_mix(layer, table, position,
+                              {r.data(), k.data(), v.data(), decay.data(), rate.data(), mixed.data(),
+                               gate.data(), &first_values_[row * n], &attention_[row * n]});
+        });
+  }
+
+  void channel_mix_add(const ChannelMix& op) override {
+    norm_rows(op.norm);
+    const int64_t n = spec_.hidden;
+    const reference::TimeMix layer = shifted_layer(op.layer);
+    Floats shifted(normed_.size()), out(rows_ * n);
+    for_each_state_token(spec_.state_place(op.layer).group,
+                         [&](const int32_t* table, int64_t row, int32_t position) {
+                           reference::token_shift(layer, table, position, 1, &normed_[row * n],
+                                                  values_of(op.shift), 1, &shifted[row * n]);
+                         });
+    normed_ = std::move(shifted);
+    feed_forward({}, op.key, op.value, Activation::kReluSquared, out);
+    add_block(out, {}, 1.0f);
   }
 
   void project_add(const Projection& op) override {
@@ -578,6 +623,36 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     }
   }
 
+  // body(block table, row, position), with blocks for what is not kept of this step.
+  template <class Body>
+  void for_each_state_token(int group, const Body& body) {
+    std::vector<int32_t> table;
+    const SequenceSlice* of = nullptr;
+    for_each_token([&](const SequenceSlice& s, int64_t row, int32_t position) {
+      if (of != &s) {
+        const int32_t* known = s.tables[static_cast<size_t>(group)];
+        table.assign(known, known + blocks_for(s.context_len + s.num_tokens));
+        int32_t spare = spec_.kv_groups[static_cast<size_t>(group)].num_blocks;
+        for (size_t b = static_cast<size_t>(s.context_len / kBlockTokens); b < table.size(); ++b) {
+          if (table[b] == kNoBlock) table[b] = spare++;
+        }
+        of = &s;
+      }
+      body(table.data(), row, position);
+    });
+  }
+
+  // What is kept of a layer of RWKV 7.
+  reference::TimeMix shifted_layer(int layer) {
+    const auto [group, index] = spec_.state_place(layer);
+    reference::TimeMix op;
+    op.shape = spec_.state;
+    op.pool = pools_[static_cast<size_t>(group)].data();
+    op.block_floats = static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float));
+    op.layer_offset = index * StateBlock(spec_.state).floats;
+    return op;
+  }
+
   std::span<std::byte> block_bytes(int group, int32_t block) {
     const size_t bytes = spec_.kv_block_bytes(group);
     MILLRACE_CHECK(block >= 0 && block < spec_.kv_groups[group].num_blocks);
@@ -607,6 +682,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   Floats residual_, normed_, query_, key_, value_, attention_, chosen_weight_, logits_;
   Floats attention_gate_;  // [rows][heads * head_dim]
   Floats mix_;             // [rows][mix columns]: of layers with a state
+  Floats first_values_;    // [rows][hidden]: of RWKV 7's first layer
   std::vector<int32_t> chosen_, sent_chosen_;
   Floats sent_residual_, sent_weight_;
   std::vector<Floats> pools_;  // per group: [blocks][layers][key, value][kv_heads][16][head_dim]
