@@ -22,12 +22,16 @@ END = "<!-- The end of what tools/make_models_doc.py writes. -->\n"
 CALLS = {"kLatent": ("public LatentDecoder",), "kBidirectional": ("attend_both_ways",),
          "kGatedAttention": ("public GatedDeltaDecoder", "public Qwen35"), "kState": ("gated_delta.h", "mamba_layer.h", "norm_mix("),
          "kAdapters": (), "kReluSquared": ("kReluSquared",), "kUngatedExperts": (), "kScaledShared": ("shared.scale",),
-         "kScaledInputs": ("ssm_multipliers",), "kStateBeside": ("state_beside",), "kChannelDecay": ("channel_decay",), "kPairs": (), "kImages": ()}
+         "kScaledInputs": ("ssm_multipliers",), "kStateBeside": ("state_beside",), "kChannelDecay": ("channel_decay",), "kPairs": (), "kImages": (),
+         "kHeadSizes": ("layer_heads",), "kSharedKeys": ("kv_source",), "kValueNorm": ("v_norm",),
+         "kLayerInputs": ("end_layer",), "kExpertNorms": ("experts_norm_after",)}
 NOT_RUN_ON_CUDA = ()  # architectures whose golden models have not run on a GPU
 WORDS = {"kLatent": "latent attention", "kBidirectional": "bidirectional attention", "kGatedAttention": "gated attention",
          "kState": "layers with a state", "kReluSquared": "squared ReLU", "kScaledShared": "a scaled shared expert",
          "kScaledInputs": "scaled inputs of a state", "kStateBeside": "attention beside a state",
-         "kChannelDecay": "a decay of each channel"}
+         "kChannelDecay": "a decay of each channel", "kHeadSizes": "heads of several sizes",
+         "kSharedKeys": "keys and values of another layer", "kValueNorm": "a norm of values",
+         "kLayerInputs": "inputs of layers", "kExpertNorms": "norms of experts"}
 
 
 def architectures():

@@ -36,7 +36,8 @@ OutTensor rope_divisors(const ModelConfig& config, const char* name, const std::
   out.name = name;
   for (size_t i = 0; i < inv_freq.size(); ++i) {
     const double plain = std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / config.rotary_dims);
-    out.values.push_back(static_cast<float>(plain / inv_freq[i]));
+    // 1e30, as llama.cpp's files have it: this pair of dimensions does not turn (Gemma 4).
+    out.values.push_back(inv_freq[i] == 0.0f ? 1e30f : static_cast<float>(plain / inv_freq[i]));
   }
   out.source.name = out.name;
   out.source.rank = 1;

@@ -70,6 +70,8 @@ class Architecture {
   // What comes before the layers and behind them.
   virtual Embed embedding(const ModelWeights& w, const ModelConfig& config) const;
   virtual Logits logits(const ModelWeights& w, const ModelConfig& config) const;
+  // Behind the embedding, of a model with inputs of layers (ModelConfig::layer_input).
+  virtual LayerInputs layer_inputs(const ModelWeights&, const ModelConfig&) const { return {}; }
   // The layer, as the paper has it.
   virtual void layer(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) const = 0;
 

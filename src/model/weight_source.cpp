@@ -159,7 +159,8 @@ std::optional<TensorView> WeightSource::find_plain(int layer, const WeightSpec& 
     }
     if (!stored) continue;
     if (stored->packed == nullptr) {
-      if (name.ends_with(".weight")) attach_factor(stored->view, name.substr(0, name.size() - 7));
+      if (name.ends_with(".weight") && !has_own_scale(layer, spec.role))
+        attach_factor(stored->view, name.substr(0, name.size() - 7));
       return stored->view;
     }
     ++unpacked_[{stored->scheme, stored->view.type}];
@@ -194,6 +195,12 @@ std::optional<TensorView> WeightSource::gather_gate_up(int layer, const WeightSp
     std::memcpy(to, fused->data + static_cast<size_t>(2 * x) * part + skipped, part);
   }
   return view;
+}
+
+// Does the architecture read "ffn_down_exps.scale" beside "ffn_down_exps.weight" itself (Gemma 4)?
+bool WeightSource::has_own_scale(int layer, std::string_view role) {
+  return role.ends_with(".weight") &&
+         spec_of(layer, std::string(role.substr(0, role.size() - 6)) + "scale") != nullptr;
 }
 
 void WeightSource::attach_factor(TensorView& view, const std::string& base_name) const {

@@ -38,6 +38,7 @@ struct ModelWeights {
   WeightPtr token_embedding, output_norm, output;  // output is null when tied to token_embedding
   WeightPtr output_norm_bias, output_bias;
   WeightPtr positions, token_types, embedding_norm, embedding_norm_bias;  // Embed's
+  WeightPtr layer_table, layer_projection, layer_projection_norm;         // LayerInputs'
   std::vector<std::unique_ptr<LayerWeights>> layers;
 };
 

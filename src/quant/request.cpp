@@ -13,6 +13,7 @@ double bits_per_weight(DType type) {
 Part part_of(std::string_view name, const TensorView& view, bool tied) {
   if (name == "output.weight") return Part::kOutput;
   if (name == "token_embd.weight") return tied ? Part::kOutput : Part::kEmbedding;
+  if (name == "per_layer_token_embd.weight") return Part::kEmbedding;  // Gemma 4: looked up alone
   const bool router = name.ends_with("ffn_gate_inp.weight") || name.ends_with("ffn_gate_inp_shexp.weight");
   const bool added = name == "position_embd.weight" || name == "token_types.weight";  // to the embedding
   const bool conv = name.ends_with("ssm_conv1d.weight") || name.ends_with("shortconv.conv.weight");

@@ -47,6 +47,11 @@ class MixedBackend final : public Backend {
     if (first_has_layers()) missing = missing | first_->lacks();
     if (second_has_layers()) missing = missing | second_->lacks();
     missing.add(OpFeature::kAdapters);
+    // A layer's input and its keys would have to be where the layer is.
+    missing.add(OpFeature::kSharedKeys);
+    missing.add(OpFeature::kLayerInputs);
+    missing.add(OpFeature::kHeadSizes);
+    missing.add(OpFeature::kExpertNorms);
     return missing;
   }
   std::optional<size_t> own_memory() const override { return memory_; }
