@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "model/architecture.h"
 #include "model/model.h"
 #include "model/weight_source.h"
 
@@ -45,6 +46,12 @@ OutTensor rope_divisors(const ModelConfig& config, const char* name, const std::
   return out;
 }
 
+ModelConfig as_written(const ModelConfig& config) {
+  ModelConfig out = config;
+  architecture_of(config).settle_written(out);
+  return out;
+}
+
 }  // namespace
 
 std::vector<int64_t> OutTensor::shape() const {
@@ -72,11 +79,13 @@ std::vector<OutTensor> list_tensors(const io::Checkpoint& checkpoint,
     }
     return out;
   }
-  WeightSource source(checkpoint, *config, /*gather=*/false);
-  visit_weights(source, *config,
+  const ModelConfig written = as_written(*config);
+  WeightSource source(checkpoint, written, /*gather=*/false);
+  visit_weights(source, written,
                 [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
                   add(name, reorderable(view, spec));
                   if (spec.interleaved_in_gguf) out.back().order.head_dim = config->head_dim;
+                  out.back().columns_moved = spec.hf_tiles && spec.hf_tiles->columns;
                 });
   if (!config->rope_long_inv_freq.empty()) {
     out.push_back(rope_divisors(*config, "rope_factors_short.weight", config->rope_inv_freq));
@@ -96,12 +105,13 @@ void visit_tensors(const io::Checkpoint& checkpoint, const std::optional<ModelCo
     return;
   }
   std::unique_ptr<ThreadPool> pool;  // made for the first weight that has to be unpacked
-  WeightSource source(checkpoint, *config, /*gather=*/true, [&](int64_t count, const auto& body) {
+  const ModelConfig written = as_written(*config);
+  WeightSource source(checkpoint, written, /*gather=*/true, [&](int64_t count, const auto& body) {
     if (!pool) pool = std::make_unique<ThreadPool>(0);
     pool->parallel_for(count, std::max<int64_t>(1, count / (8 * pool->size())),
                        [&](int64_t begin, int64_t end, int) { body(begin, end); });
   });
-  visit_weights(source, *config,
+  visit_weights(source, written,
                 [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
                   MILLRACE_CHECK(tensors[index].name == name);
                   take(index++, reorderable(view, spec));

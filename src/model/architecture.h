@@ -59,6 +59,9 @@ class Architecture {
   // The keys of a GGUF file from which read_config reads the same again.
   virtual void write_keys(GgufKeys& keys) const = 0;
 
+  // What a GGUF file that is written of a Hugging Face directory has otherwise than that.
+  virtual void settle_written(ModelConfig& /*config*/) const {}
+
   virtual HfNames hf_names() const { return {}; }
   // The weights of a layer, in the order they are loaded and written.
   virtual std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) const = 0;

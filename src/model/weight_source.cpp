@@ -557,6 +557,30 @@ TensorView WeightSource::gather_negative_exp(const TensorView& from) {
   return view;
 }
 
+// Heads in another order: rows, or the columns of each row.
+TensorView WeightSource::gather_tiled(const TensorView& from, const HeadTiles& tiles) {
+  if (from.scales.data != nullptr || (tiles.columns && info(from.type).block_elements != 1)) {
+    throw_error(ErrorCode::kUnsupported,
+                "{}: tensor {}: found {} with heads to be put in another order, "
+                "expected floats",
+                checkpoint_.path(), from.name, info(from.type).name);
+  }
+  TensorView view = from;
+  const size_t row_bytes = bytes_of(from.type, from.cols());
+  view.row_stride_bytes = static_cast<int64_t>(row_bytes);
+  std::byte* to = own(row_bytes * static_cast<size_t>(from.rows()));
+  view.data = to;
+  if (!gather_) return view;
+  const auto element = static_cast<int64_t>(info(from.type).block_bytes);
+  for (int64_t r = 0; r < from.rows(); ++r, to += row_bytes) {
+    const std::byte* row = from.data + (tiles.columns ? r : tiles.source(r)) * from.row_stride_bytes;
+    if (!tiles.columns) std::memcpy(to, row, row_bytes);
+    for (int64_t c = 0; tiles.columns && c < from.cols(); ++c)
+      std::memcpy(to + c * element, row + tiles.source(c) * element, static_cast<size_t>(element));
+  }
+  return view;
+}
+
 std::optional<TensorView> WeightSource::find(int layer, std::string_view role, std::vector<int64_t> shape) {
   const WeightSpec* spec = spec_of(layer, role);
   if (spec == nullptr) return std::nullopt;
@@ -601,6 +625,7 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
     throw_error(ErrorCode::kBadInput, "{}: tensor {}: found type {}, expected a weight type",
                 checkpoint_.path(), found->name, info(found->type).name);
   }
+  if (checkpoint_.hf && spec->hf_tiles) found = gather_tiled(*found, *spec->hf_tiles);
   return found;
 }
 
