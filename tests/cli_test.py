@@ -46,7 +46,7 @@ def nll(logits, token):
 
 
 class CliTest(CommandTest):
-    families = ("llama", "gpt-oss", "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt2", "phi")
+    families = ("llama", "gpt-oss", "qwen2", "qwen3", "qwen3moe", "gemma3", "gemma4", "gpt2", "phi")
 
     def good_json(self, *args, **options):
         return json.loads(self.good(*args, "--json", **options))

@@ -359,6 +359,13 @@ void read_importance(const std::string& path, const std::vector<OutTensor>& tens
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorView& view = tensors[i].source;
     if (tensors[i].part == quant::Part::kSmall || !tensors[i].values.empty()) continue;
+    if (tensors[i].columns_moved) {
+      throw_error(
+          ErrorCode::kUnsupported,
+          "--imatrix: {}: the file has columns of {} in another order than this model, expected a GGUF "
+          "file: write one of --type bf16 first",
+          path, tensors[i].name);
+    }
     const int64_t experts = view.rank == 3 ? view.shape[0] : 1;
     report.importance[i] = importance_of(matrix, path, tensors[i].name, experts, view.cols());
     found += report.importance[i].empty() ? 0 : 1;

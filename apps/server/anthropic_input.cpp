@@ -13,9 +13,13 @@ namespace {
 constexpr std::string_view kMissing = "missing_required_parameter";
 
 [[noreturn]] void refuse_block(const Fields& block, const std::string& type, std::string_view expected) {
-  if (type == "image" || type == "document") {
-    bad_field(block.path_of("type"),
-              fmt::format("found \"{}\": this model reads text and nothing else", type), "unsupported_value");
+  if (type == "image") {
+    bad_field(block.path_of("type"), "found \"image\": images are read in messages of a user, nowhere else",
+              "unsupported_value");
+  }
+  if (type == "document") {
+    bad_field(block.path_of("type"), "found \"document\": of documents plain text is read and nothing else",
+              "unsupported_value");
   }
   bad_field(block.path_of("type"), fmt::format("found \"{}\", expected {}", type.substr(0, 60), expected));
 }
@@ -25,6 +29,18 @@ std::string document_text(const Fields& block) {
   const std::optional<Fields> source = block.object("source");
   if (source && source->text("type") == "text") return source->required_text("data");
   refuse_block(block, "document", "");
+}
+
+// {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ...}}
+std::string image_file(const Fields& block) {
+  const std::optional<Fields> source = block.object("source");
+  if (!source) bad_field(block.path_of("source"), "is missing, expected an object", kMissing);
+  const std::string type = source->required_text("type");
+  if (type != "base64") {
+    source->refuse("type", fmt::format("found \"{}\", expected \"base64\": this server fetches nothing",
+                                       type.substr(0, 60)));
+  }
+  return from_base64(source->required_text("data"), source->path_of("data"));
 }
 
 // A string, or blocks of text that are joined by `between`. Absent: nothing.
@@ -104,6 +120,9 @@ class Messages {
       add_text("user", block.required_text("text"));
     } else if (type == "document") {
       add_text("user", document_text(block));
+    } else if (type == "image") {
+      chat::Message& message = of_role("user");
+      add_image(message.images, message.content.size(), image_file(block), block.path_of("source"));
     } else if (type == "tool_result") {
       chat::Message result{.role = "tool"};
       result.tool_call_id = block.required_text("tool_use_id");
@@ -112,7 +131,7 @@ class Messages {
       result.name = name_of_call(result.tool_call_id, block);
       messages_.push_back(std::move(result));
     } else {
-      refuse_block(block, type, "text or tool_result");
+      refuse_block(block, type, "text, image or tool_result");
     }
   }
 

@@ -5,6 +5,7 @@
 #include "anthropic_input.h"
 #include "api_error.h"
 #include "base/json_writer.h"
+#include "conversation.h"
 #include "endpoints.h"
 #include "ids.h"
 #include "prompt_bounds.h"
@@ -44,6 +45,7 @@ Reply create_message(Api& api, const HttpRequest& http, const Client& client) {
   check_messages_may_fit(model->engine(), fields.find("messages"), "messages");
   MessagesInput input = read_messages_input(fields, model->constraints(), *max_tokens);
   check_conversation_may_fit(model->engine(), input.conversation, "messages");
+  request.images = read_images(input.conversation, model->info());
   request.tokens = model->format().prompt(input.conversation);
   check_context(request.tokens.size(), model->info(), "messages");
   if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();
@@ -67,7 +69,9 @@ Reply count_message_tokens(Api& api, const HttpRequest& http, const Client& /*cl
   const Fields fields(body);
   const ModelLease model = named_model(fields, api);
   const MessagesInput input = read_messages_input(fields, model->constraints(), 0);
-  const size_t tokens = model->format().prompt(input.conversation).size();
+  const size_t images = read_images(input.conversation, model->info()).size();
+  const size_t tokens = model->format().prompt(input.conversation).size() +
+                        images * static_cast<size_t>(model->info().images.rows);
   std::string out;
   JsonWriter(out).begin_object().field("input_tokens", tokens).end_object();
   return {.response = {.body = std::move(out)}};

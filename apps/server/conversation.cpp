@@ -60,6 +60,13 @@ std::string from_base64(std::string_view text, const std::string& path) {
   return out;
 }
 
+void add_image(std::vector<chat::MessageImage>& images, size_t at, std::string file,
+               const std::string& path) {
+  if (images.size() >= kMaxImages)
+    bad_field(path, fmt::format("expected at most {} images", kMaxImages), "array_above_max_length");
+  images.push_back({at, std::make_shared<const std::string>(std::move(file))});
+}
+
 std::string read_content(const Json* content, const std::string& path,
                          std::vector<chat::MessageImage>* images) {
   if (content == nullptr || content->is_null()) return {};
@@ -74,9 +81,7 @@ std::string read_content(const Json* content, const std::string& path,
     } else if (type == "refusal") {
       text += part.required_text("refusal");
     } else if (images != nullptr && (type == "image_url" || type == "input_image")) {
-      if (images->size() >= kMaxImages)
-        bad_field(path, fmt::format("expected at most {} images", kMaxImages), "array_above_max_length");
-      images->push_back({text.size(), std::make_shared<const std::string>(read_image(part, type))});
+      add_image(*images, text.size(), read_image(part, type), path);
     } else {
       part.refuse("type",
                   fmt::format("found \"{}\", expected {}", type.substr(0, 60),

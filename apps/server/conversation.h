@@ -14,6 +14,8 @@ chat::Conversation read_conversation(const Fields& fields);
 std::string read_content(const Json* content, const std::string& path,
                          std::vector<chat::MessageImage>* images = nullptr);
 inline constexpr size_t kMaxImages = 64;  // of a message
+// One more in front of byte `at` of a message's content. `path`: of the field it came from.
+void add_image(std::vector<chat::MessageImage>& images, size_t at, std::string file, const std::string& path);
 std::string from_base64(std::string_view text, const std::string& path);
 // Those of a conversation, in order; none where it has none. Throws ApiError for a model that takes none.
 std::vector<std::shared_ptr<const std::string>> read_images(const chat::Conversation& conversation,

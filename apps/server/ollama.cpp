@@ -3,6 +3,7 @@
 
 #include "api_error.h"
 #include "base/json_writer.h"
+#include "conversation.h"
 #include "embedding_answer.h"
 #include "endpoints.h"
 #include "ids.h"
@@ -73,6 +74,7 @@ void set_conversation(const Fields& fields, Request& request, ServedModel& model
                       chat::Conversation& conversation, std::string_view path) {
   check_conversation_may_fit(model.engine(), conversation, path);
   Constraints::Grammar content = read_ollama_format(fields, model.constraints(), conversation);
+  request.images = read_images(conversation, model.info());
   request.tokens = model.format().prompt(conversation);
   check_context(request.tokens.size(), model.info(), path);
   request.stop_tokens = model.format().stop_tokens();
@@ -131,9 +133,7 @@ Reply ollama_generate(Api& api, const HttpRequest& http, const Client& client) {
     fields.refuse("template", "is not supported: the model's own is used, or none with \"raw\": true");
   }
   const std::string suffix = fields.text("suffix").value_or("");
-  if (const Json* images = fields.array("images"); images != nullptr && !images->empty()) {
-    fields.refuse("images", "is not supported: this model reads text only");
-  }
+  std::vector<chat::MessageImage> images = read_ollama_images(fields);
   if (fields.has("context")) {
     fields.refuse("context", "is not supported: a conversation goes on at /api/chat, with its messages");
   }
@@ -147,9 +147,13 @@ Reply ollama_generate(Api& api, const HttpRequest& http, const Client& client) {
   const bool chats = model.info().has_chat_template || model.format().name() == "harmony";
   std::optional<chat::Conversation> conversation;
   std::vector<std::string> stop;
+  const bool raw = fields.boolean("raw").value_or(false) || !chats;
+  if (!images.empty() && (raw || !suffix.empty())) {
+    fields.refuse("images", "are read where the model's chat template is used, not with \"raw\" or suffix");
+  }
   if (!suffix.empty()) {
     set_gap(fields, request, model, {.prefix = prompt, .suffix = suffix});
-  } else if (fields.boolean("raw").value_or(false) || !chats) {
+  } else if (raw) {
     request.text = fields.text("system").value_or("") + prompt;
     check_text_may_fit(model.engine(), request.text, "prompt");
     chat::Conversation nobody;
@@ -159,7 +163,7 @@ Reply ollama_generate(Api& api, const HttpRequest& http, const Client& client) {
     conversation.emplace();
     const std::string system = fields.text("system").value_or("");
     if (!system.empty()) conversation->messages.push_back({.role = "system", .content = system});
-    conversation->messages.push_back({.role = "user", .content = prompt});
+    conversation->messages.push_back({.role = "user", .content = prompt, .images = std::move(images)});
     read_think(fields, *conversation);
     set_conversation(fields, request, model, *conversation, "prompt");
     stop = std::exchange(request.stop, {});

@@ -134,8 +134,9 @@ chat::Message read_ollama_message(const Fields& fields) {
     return role;
   }();
   message.content = fields.text("content").value_or("");
-  if (const Json* images = fields.array("images"); images != nullptr && !images->empty()) {
-    fields.refuse("images", "is not supported: this model reads text only");
+  message.images = read_ollama_images(fields);
+  if (!message.images.empty() && message.role != "user") {
+    fields.refuse("images", "are read in messages of a user, nowhere else");
   }
   message.reasoning = fields.text("thinking").value_or("");
   message.name = fields.text("tool_name").value_or(fields.text("name").value_or(""));
@@ -155,6 +156,18 @@ chat::Message read_ollama_message(const Fields& fields) {
 }
 
 }  // namespace
+
+std::vector<chat::MessageImage> read_ollama_images(const Fields& fields) {
+  std::vector<chat::MessageImage> out;
+  const Json* images = fields.array("images");
+  for (size_t i = 0; images != nullptr && i < images->size(); ++i) {
+    const std::string path = element_path(fields.path_of("images"), i);
+    const Json& image = (*images)[i];
+    if (!image.is_string()) wrong_type(path, image, "an image in base64");
+    add_image(out, 0, from_base64(image.get_ref<const std::string&>(), path), path);
+  }
+  return out;
+}
 
 void read_think(const Fields& fields, chat::Conversation& conversation) {
   const Json* think = fields.find("think");

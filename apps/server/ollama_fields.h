@@ -26,6 +26,8 @@ Request read_ollama_options(const Fields& fields, Api& api, const ServedModel& m
 Headers ollama_ignored(const Fields& fields, Api& api, const ServedModel& model, const Client& client);
 // `messages`, `tools`, `think`.
 chat::Conversation read_ollama_conversation(const Fields& fields);
+// "images", in base64, in front of a message's text.
+std::vector<chat::MessageImage> read_ollama_images(const Fields& fields);
 void read_think(const Fields& fields, chat::Conversation& conversation);
 // `format`: "json", or a JSON schema, which the conversation is told of.
 Constraints::Grammar read_ollama_format(const Fields& fields, Constraints& constraints,

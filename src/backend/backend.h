@@ -9,6 +9,7 @@
 // live in whatever form the device likes:
 //
 //   embed            tokens            -> residual                      [tokens, hidden]
+//   layer_inputs     tokens, residual  -> inputs of layers              [tokens, layers * size] (Gemma 4)
 //   norm_qkv         residual          -> query, key, value             [tokens, heads * head_dim] ...
 //   norm_latent_qkv  residual          -> query, key                    (latent attention)
 //   rope_append_kv   query, key, value -> query; key, value into the pool
@@ -21,6 +22,7 @@
 //   ffn_add          residual          -> residual +=                   (dense layers)
 //   route            residual          -> routing                       (expert layers)
 //   experts_add      residual, routing -> residual +=
+//   end_layer        residual, inputs  -> residual                      (Gemma 4)
 //   norm_residual    residual          -> residual                      (encoders)
 //   norm_logits      residual          -> logits                        [logit rows, vocabulary]
 //
@@ -146,10 +148,39 @@ struct Embed {                        // x = norm(table[token] * scale + positio
   Norm norm = {};                     // absent in most
 };
 
+// kSilu: silu(g) * u. kGelu, kGeluTanh: the same with GELU by erf or by tanh. kReluSquared: max(g, 0)^2 * u.
+// kClampedSwiglu (gpt-oss): g = min(g, limit), u = clamp(u, +-limit), g * sigmoid(alpha g) * (u + 1).
+enum class Activation { kSilu, kClampedSwiglu, kGelu, kGeluTanh, kReluSquared };
+
+// What every token brings to each layer besides the residual stream (Gemma 4): with x as embed() left it and
+// layer l's columns [l * size, (l + 1) * size),
+//   input_l = scale * (norm(projection_scale * (projection x)_l) + table_scale * table[token]_l)
+struct LayerInputs {
+  const Weight* table = nullptr;  // [vocabulary, layers * size]
+  float table_scale = 1.0f;
+  Linear projection;  // [layers * size, hidden]
+  float projection_scale = 1.0f;
+  Norm norm;  // over size
+  float scale = 1.0f;
+};
+
+// x = scale * (x + norm_after(projection(act(gate x) * input_layer)))
+struct EndLayer {
+  int layer = 0;
+  Linear gate, projection;  // [size, hidden], [hidden, size]; absent: x = scale * x
+  Activation activation = Activation::kGeluTanh;
+  Norm norm_after = {};
+  const Weight* scale = nullptr;  // [1]; absent: 1
+};
+
 struct NormQkv {
   Norm norm;
+  // Without k and v a layer reads the keys and values of another one (Gemma 4): the ExecutorSpec has both in
+  // one place. k and v may be one matrix, whose product is then normed by k_norm and by v_norm.
   Linear q, k, v;
   Norm q_norm, k_norm;      // per head, over head_dim (Qwen 3); absent elsewhere
+  Norm v_norm = {};         // the same (Gemma 4)
+  int32_t head_dim = 0;     // of this layer, where layers differ (Gemma 4); 0: ExecutorSpec's
   bool norm_whole = false;  // q_norm and k_norm go over all heads at once (OLMo 2)
   // Of each head q has 2 head_dim rows: the query's, and those of a gate that attend() multiplies its output
   // by, as sigmoid(gate) (Qwen 3 Next).
@@ -184,6 +215,7 @@ struct Rope {
     float scale = 0.0f, every = 1.0f;  // scale 0: they do not
     int32_t offset = 0;
   } growth = {};
+  bool appends = true;  // false: keys and values are another layer's (NormQkv), queries alone are rotated
 };
 
 struct Attend {
@@ -296,10 +328,6 @@ struct Projection {
   float scale = 1.0f;    // Granite's residual multiplier
 };
 
-// kSilu: silu(g) * u. kGelu, kGeluTanh: the same with GELU by erf or by tanh. kReluSquared: max(g, 0)^2 * u.
-// kClampedSwiglu (gpt-oss): g = min(g, limit), u = clamp(u, +-limit), g * sigmoid(alpha g) * (u + 1).
-enum class Activation { kSilu, kClampedSwiglu, kGelu, kGeluTanh, kReluSquared };
-
 struct Ffn {  // x += scale * norm_after(down(act(gate n) * (up n))), n = norm(x)
   Norm norm;
   Linear gate, up, down;  // without a gate (GPT-2): down(act(up n))
@@ -322,6 +350,9 @@ struct Route {
     kSigmoidRenormalized
   } weighting = Weighting::kSoftmaxChosen;
   float scale = 1.0f;  // of the weights
+  // Gemma 4: of the scores before the softmax; [experts]: of the weights, behind it.
+  float score_scale = 1.0f;
+  const Weight* expert_scales = nullptr;
   // DeepSeek V3. [experts]: added to a score where experts are chosen, not where they are weighted.
   const Weight* choice_bias = nullptr;
   // Groups of experts: those of the largest two sigmoids in sum, or softmax's largest, are looked at.
@@ -339,6 +370,10 @@ struct Experts {
     Linear mix;             // [1, hidden] (Qwen 2 MoE)
     float scale = 1.0f;     // of its output (Granite's residual multiplier)
   } shared = {};
+  // Gemma 4: experts and the shared one each have norms before and behind them, and a third is behind their
+  // sum: x += norm_after(shared_norm_after(shared(shared_norm(x))) + experts_norm_after(experts(norm(x)))).
+  // Without `norm` all read what route() normed, and none of the others is there.
+  Norm norm = {}, experts_norm_after = {}, shared_norm = {}, shared_norm_after = {}, norm_after = {};
 };
 
 struct Logits {
@@ -397,6 +432,8 @@ struct KvGroupSpec {
   int32_t num_layers = 0;  // how many layers live in this group
   int32_t num_blocks = 0;  // pool size
   bool state = false;      // of layers with a state; the window is kStateWindow
+  // Of its layers' heads, where groups differ in them (Gemma 4); 0: ExecutorSpec's.
+  int32_t kv_heads = 0, head_dim = 0;
 };
 
 // Of latent attention (NormLatentQkv); rank 0: a model has none.
@@ -417,9 +454,11 @@ struct ExecutorSpec {
   int32_t adapter_rank = 0;  // the largest of any adapter; 0: no step has adapters
   DType kv_type = DType::kF32;
   std::vector<KvGroupSpec> kv_groups;
+  // Where layer l's keys and values live, or its state; group -1: it keeps nothing. Layers that read another
+  // one's keys and values have its place.
   struct LayerPlace {
     int32_t group = 0, index = 0;
-  };  // where layer l's keys and values live, or its state; group -1: it keeps nothing
+  };
   std::vector<LayerPlace> layers;
   // Where the states of layers live that have keys and values too (Falcon H1), [layers]; empty: none has
   // both.
@@ -430,7 +469,18 @@ struct ExecutorSpec {
 
   StateShape state = {};         // of the layers of a state group
   bool gated_attention = false;  // NormQkv::gated
+  int32_t layer_input = 0;       // columns of a layer's input (LayerInputs); 0: there are none
+  bool expert_norms = false;     // Experts::norm
 
+  // Key/value heads of a group's layers and their size. Those of the spec itself are the largest.
+  int32_t kv_heads_of(int group) const {
+    const int32_t own = kv_groups[static_cast<size_t>(group)].kv_heads;
+    return own > 0 ? own : kv_heads;
+  }
+  int32_t head_dim_of(int group) const {
+    const int32_t own = kv_groups[static_cast<size_t>(group)].head_dim;
+    return own > 0 ? own : head_dim;
+  }
   // Of a latent cache values are the keys.
   int32_t kv_parts() const { return latent.rank > 0 ? 1 : 2; }
   // One block of group g: [layers in group][key, value][kv_heads][16][head_dim], contiguous; of a latent
@@ -440,8 +490,8 @@ struct ExecutorSpec {
       return static_cast<size_t>(kv_groups[group].num_layers) *
              static_cast<size_t>(StateBlock(state).floats) * sizeof(float);
     }
-    return static_cast<size_t>(kv_groups[group].num_layers) * kv_parts() * kv_heads * kBlockTokens *
-           kv_head_bytes(kv_type, head_dim);
+    return static_cast<size_t>(kv_groups[group].num_layers) * kv_parts() * kv_heads_of(group) * kBlockTokens *
+           kv_head_bytes(kv_type, head_dim_of(group));
   }
 };
 
@@ -472,6 +522,13 @@ class Executor {
   // Starts a step; the batch's memory must outlive it. Plans attention once for all layers.
   virtual void begin(const Batch& batch) = 0;
   virtual void embed(const Embed& op) = 0;
+  // Behind embed(), and behind each layer; devices without them say so (OpFeature::kLayerInputs).
+  virtual void layer_inputs(const LayerInputs& /*op*/) {
+    throw Error(ErrorCode::kUnsupported, "this device has no inputs of layers");
+  }
+  virtual void end_layer(const EndLayer& /*op*/) {
+    throw Error(ErrorCode::kUnsupported, "this device has no inputs of layers");
+  }
   virtual void norm_qkv(const NormQkv& op) = 0;
   // For models with latent attention, instead of norm_qkv; devices without it say so (OpFeature::kLatent).
   virtual void norm_latent_qkv(const NormLatentQkv& /*op*/) {

@@ -34,7 +34,12 @@ constexpr const char* kNames[] = {"LayerNorm",
                                   "scaled inputs of a state",
                                   "attention beside a state",
                                   "a decay of each channel",
-                                  "a token shift"};
+                                  "a token shift",
+                                  "heads of several sizes",
+                                  "keys and values of another layer",
+                                  "a norm of values",
+                                  "inputs of layers",
+                                  "norms of experts"};
 static_assert(sizeof(kNames) / sizeof(*kNames) == static_cast<size_t>(OpFeature::kCount));
 
 }  // namespace

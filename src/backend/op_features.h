@@ -39,13 +39,18 @@ enum class OpFeature : int {
   kStateBeside,     // a layer with keys and values and a state
   kChannelDecay,    // StateShape::channel_decay: NormMix::behind comes with it
   kTokenShift,      // TimeMix, ChannelMix
+  kHeadSizes,       // NormQkv::head_dim: layers whose heads differ in size
+  kSharedKeys,      // layers that read another one's keys and values
+  kValueNorm,       // NormQkv::v_norm
+  kLayerInputs,     // LayerInputs, EndLayer
+  kExpertNorms,     // Experts::norm, Route::score_scale, Route::expert_scales
   kCount,
 };
 
 class OpFeatures {
  public:
   void add(OpFeature feature, bool used = true) {
-    if (used) bits_ |= uint32_t{1} << static_cast<int>(feature);
+    if (used) bits_ |= uint64_t{1} << static_cast<int>(feature);
   }
   OpFeatures operator&(const OpFeatures& other) const {
     OpFeatures both;
@@ -62,7 +67,7 @@ class OpFeatures {
   std::string names() const;  // "GELU, a norm behind a block"
 
  private:
-  uint32_t bits_ = 0;
+  uint64_t bits_ = 0;
 };
 
 }  // namespace millrace

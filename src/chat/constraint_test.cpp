@@ -219,8 +219,14 @@ TEST(HarmonyConstraint, BadChoicesAreRefused) {
 // A template as small as they come, in the way of a family.
 std::shared_ptr<test::ByteCodec> template_codec(const std::string& call, bool thinks, bool opens_think) {
   auto codec = std::make_shared<test::ByteCodec>(
-      std::map<std::string, int32_t>{
-          {"<|im_start|>", 300}, {"<|im_end|>", 301}, {"[TOOL_CALLS]", 302}, {"[ARGS]", 303}},
+      std::map<std::string, int32_t>{{"<|im_start|>", 300},
+                                     {"<|im_end|>", 301},
+                                     {"[TOOL_CALLS]", 302},
+                                     {"[ARGS]", 303},
+                                     {"<|tool_call>", 304},
+                                     {"<tool_call|>", 305},
+                                     {"<|channel>", 306},
+                                     {"<channel|>", 307}},
       std::map<std::string, int32_t>{
           {"<think>", 310}, {"</think>", 311}, {"<tool_call>", 312}, {"</tool_call>", 313}});
   codec->ends = {301};
@@ -241,7 +247,8 @@ std::shared_ptr<test::ByteCodec> template_codec(const std::string& call, bool th
     }
     const bool off = variables.contains("enable_thinking") && variables["enable_thinking"] == false;
     out += "<|im_start|>assistant\n";
-    if (thinks && off) out += "<think>\n\n</think>\n\n";
+    const bool gemma = call.starts_with("<|tool_call>");
+    if (thinks && off) out += gemma ? "<|channel>thought\n<channel|>" : "<think>\n\n</think>\n\n";
     if (opens_think && !off) out += "<think>\n";
     return out;
   };
@@ -262,6 +269,7 @@ TEST(TemplateConstraint, HoldsWhatWasAskedFor) {
       {"hermes", kHermesCall, false, false},
       {"llama3", "{\"name\": \"NAME\", \"parameters\": ARGS}", false, false},
       {"mistral", "[TOOL_CALLS][{\"name\": \"NAME\", \"arguments\": ARGS}]", false, false},
+      {"gemma4", "<|tool_call>call:NAMEARGS<tool_call|>", true, false},
       {"plain", "", false, false}};
   for (const Kind& kind : kinds) {
     SCOPED_TRACE(kind.name);

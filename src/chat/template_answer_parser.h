@@ -21,7 +21,7 @@
 
 namespace millrace::chat {
 
-enum class Family { kPlain, kHermes, kLlama3, kMistral };
+enum class Family { kPlain, kHermes, kLlama3, kMistral, kGemma };  // kGemma: gemma_answer_parser.h
 
 struct TemplateAnswer {
   Family family = Family::kPlain;

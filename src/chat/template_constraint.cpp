@@ -27,6 +27,8 @@ CallText call_text(const TemplateTraits& traits, const std::string& tool) {
     case Family::kMistral:
       if (traits.named_arguments) return {"[TOOL_CALLS]", tool + "[ARGS]", "", ""};
       return {"[TOOL_CALLS]", "[{\"name\": " + name + ", \"arguments\": ", "}]", ""};
+    case Family::kGemma:  // arguments that are held to a schema are JSON, which its reader takes as well
+      return {"<|tool_call>", "call:" + tool, "<tool_call|>", ""};
     default:
       return {"<tool_call>", "\n{\"name\": " + name + ", \"arguments\": ", "}\n</tool_call>", "\n"};
   }
@@ -68,17 +70,22 @@ class TemplateBuilder {
   // What comes before the answer itself: thinking, or the choice to think.
   Plan::Node beginning(int answer) {
     if (in_.thinking == Thinking::kNone) return plan_.node(answer);
-    Plan::Node behind;  // </think> is followed by an empty line
-    behind.ways = {{.tokens = in_.codec->encode("\n\n", false), .next = answer}};
+    const bool gemma = in_.traits.family == Family::kGemma;
     Plan::Node think;
     think.free_mask = in_.text;
-    think.next = plan_.add(std::move(behind));
-    think.exit_text = "</think>";
-    const std::vector<int32_t> close = in_.codec->encode("</think>", true);
-    if (close.size() == 1) think.exits = {{close[0], think.next}};
+    const std::vector<int32_t> close = in_.codec->encode(gemma ? "<channel|>" : "</think>", true);
+    if (gemma) {  // a token, with the answer right behind it
+      think.exits = {{close[0], answer}};
+    } else {
+      Plan::Node behind;  // </think> is followed by an empty line
+      behind.ways = {{.tokens = in_.codec->encode("\n\n", false), .next = answer}};
+      think.next = plan_.add(std::move(behind));
+      think.exit_text = "</think>";
+      if (close.size() == 1) think.exits = {{close[0], think.next}};
+    }
     if (in_.thinking == Thinking::kOpened) return think;
 
-    const std::vector<int32_t> open = in_.codec->encode("<think>", true);
+    const std::vector<int32_t> open = in_.codec->encode(gemma ? "<|channel>thought\n" : "<think>", true);
     const int thinks = plan_.add(std::move(think));
     Plan::Node out = plan_.node(answer);
     if (out.grammar && out.instead < 0) {
@@ -136,7 +143,7 @@ class TemplateBuilder {
     Plan::Node node;
     node.free_mask = in_.text;
     for (const int32_t token : in_.ends) node.exits.emplace_back(token, done_);
-    for (const char* name : {"<think>", "</think>"}) {
+    for (const char* name : {"<think>", "</think>", "<|channel>", "<channel|>"}) {
       const int32_t token = in_.codec->find_special(name);
       if (token >= 0) set_bit(node.free_mask, token);
     }

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "chat/custom_tools.h"
+#include "chat/gemma_answer_parser.h"
 #include "chat/special_text.h"
 #include "chat/template_constraint.h"
 #include "chat/template_messages.h"
@@ -15,14 +16,17 @@ namespace millrace::chat {
 namespace {
 
 // Ordinary tokens in some vocabularies, and yet no words of a user's.
-const std::vector<std::string> kMarkers = {"<think>",      "</think>",        "<tool_call>",
-                                           "</tool_call>", "<tool_response>", "</tool_response>"};
+const std::vector<std::string> kMarkers = {
+    "<think>",          "</think>",         "<tool_call>",  "</tool_call>",     "<tool_response>",
+    "</tool_response>", "<|tool_call>",     "<tool_call|>", "<|tool_response>", "<|channel>",
+    "<channel|>",       "<tool_response|>", "<|\"|>"};
 // Control tokens whose place in an answer means something.
-constexpr std::array<const char*, 8> kAnswerNames = {"<think>",      "</think>",      "<tool_call>",
-                                                     "</tool_call>", "[TOOL_CALLS]",  "[ARGS]",
-                                                     "[CALL_ID]",    "<|python_tag|>"};
-constexpr std::array<const char*, 5> kTurnEnds = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>",
-                                                  "</s>"};
+constexpr std::array<const char*, 13> kAnswerNames = {
+    "<think>",        "</think>",   "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
+    "<|python_tag|>", "<|channel>", "<channel|>",  "<|tool_call>", "<tool_call|>", "<|\"|>"};
+// Gemma 4 hands over to a tool with <|tool_response>.
+constexpr std::array<const char*, 7> kTurnEnds = {
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "</s>", "<turn|>", "<|tool_response>"};
 
 std::string_view without_trailing_space(std::string_view text) {
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
@@ -57,6 +61,7 @@ class TemplateFormat : public Format {
     if (!traits_.native_tools) return "plain";
     return traits_.family == Family::kLlama3    ? "llama3"
            : traits_.family == Family::kMistral ? "mistral"
+           : traits_.family == Family::kGemma   ? "gemma4"
                                                 : "hermes";
   }
 
@@ -80,7 +85,13 @@ class TemplateFormat : public Format {
     answer.names = names_;
     answer.thinking = thinking(conversation) == Thinking::kOpened;
     for (const Tool* tool : callable_tools(conversation)) answer.tools.push_back(tool->name);
-    return read_custom_calls(std::make_unique<TemplateAnswerParser>(std::move(answer)), conversation);
+    std::unique_ptr<AnswerParser> parser;
+    if (answer.family == Family::kGemma) {
+      parser = std::make_unique<GemmaAnswerParser>(std::move(answer));
+    } else {
+      parser = std::make_unique<TemplateAnswerParser>(std::move(answer));
+    }
+    return read_custom_calls(std::move(parser), conversation);
   }
 
   std::vector<int32_t> stop_tokens() const override { return stops_; }
@@ -133,6 +144,11 @@ class TemplateFormat : public Format {
     if (!codec_->has_template()) return Thinking::kNone;
     const std::string rendered = codec_->render(short_variables(conversation, traits_).dump());
     const std::string_view end = without_trailing_space(rendered);
+    if (traits_.family == Family::kGemma) {
+      // The template closes an empty channel where nothing is to be thought.
+      const bool off = ends_with(end, "<channel|>") || thinking_off(conversation);
+      return off || codec_->encode("<|channel>", true).size() != 1 ? Thinking::kNone : Thinking::kMay;
+    }
     if (ends_with(end, "<think>")) return Thinking::kOpened;
     if (ends_with(end, "</think>") || (traits_.thinking_switch && thinking_off(conversation)))
       return Thinking::kNone;

@@ -72,7 +72,10 @@ TemplateTraits probe_template(const Codec& codec) {
   const std::string many = try_render(codec, with_tools(2));
   out.many_calls = !many.empty();
   if (!complete) return out;
-  if (has(out.rendered, "<tool_call>")) {
+  if (has(out.rendered, "<|tool_call>call:probe_function{")) {
+    out.family = Family::kGemma;
+    out.native_tools = true;
+  } else if (has(out.rendered, "<tool_call>")) {
     out.native_tools = true;
   } else if (has(out.rendered, "[TOOL_CALLS]")) {
     out.family = Family::kMistral;

@@ -53,16 +53,15 @@ class InputObserver final : public ForwardingExecutor {
   }
 
   void norm_qkv(const NormQkv& op) override {
+    if (op.head_dim != 0 || op.k.weight == nullptr) refuse("layers whose heads differ");
     const std::vector<float> x = normed(&LayerWeights::attn_norm);
     add({"attn_q.weight", "attn_k.weight", "attn_v.weight"}, x, config_.hidden);
     inner().norm_qkv(op);
   }
 
-  void norm_latent_qkv(const NormLatentQkv&) override {
-    throw_error(ErrorCode::kUnsupported,
-                "{}: the inputs of latent attention's matrices are not measured; name a type",
-                config_.architecture);
-  }
+  void norm_latent_qkv(const NormLatentQkv&) override { refuse("latent attention"); }
+  void layer_inputs(const LayerInputs&) override { refuse("layers with inputs"); }
+  void end_layer(const EndLayer&) override { refuse("layers with inputs or scales"); }
 
   void project_add(const Projection& op) override {
     add({"attn_output.weight"}, inner().read_slot(Slot::kAttention),
@@ -79,6 +78,7 @@ class InputObserver final : public ForwardingExecutor {
   }
 
   void experts_add(const Experts& op) override {
+    if (op.norm.present()) refuse("experts with norms");
     const std::vector<float> x = normed(&LayerWeights::ffn_norm);
     add({"ffn_gate_exps.weight", "ffn_up_exps.weight"}, x, config_.hidden);
     inner().experts_add(op);
@@ -94,6 +94,11 @@ class InputObserver final : public ForwardingExecutor {
   }
 
  private:
+  [[noreturn]] void refuse(const char* what) const {
+    throw_error(ErrorCode::kUnsupported, "{}: the inputs of the matrices of {} are not measured; name a type",
+                config_.architecture, what);
+  }
+
   // The residual stream behind the layer's norm of that place, if it has one, [rows, hidden].
   std::vector<float> normed(WeightMember norm) {
     for (const WeightSpec& spec : source_.specs(layer_)) {

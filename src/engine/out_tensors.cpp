@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "model/architecture.h"
 #include "model/model.h"
 #include "model/weight_source.h"
 
@@ -36,11 +37,18 @@ OutTensor rope_divisors(const ModelConfig& config, const char* name, const std::
   out.name = name;
   for (size_t i = 0; i < inv_freq.size(); ++i) {
     const double plain = std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / config.rotary_dims);
-    out.values.push_back(static_cast<float>(plain / inv_freq[i]));
+    // 1e30, as llama.cpp's files have it: this pair of dimensions does not turn (Gemma 4).
+    out.values.push_back(inv_freq[i] == 0.0f ? 1e30f : static_cast<float>(plain / inv_freq[i]));
   }
   out.source.name = out.name;
   out.source.rank = 1;
   out.source.shape[0] = static_cast<int64_t>(out.values.size());
+  return out;
+}
+
+ModelConfig as_written(const ModelConfig& config) {
+  ModelConfig out = config;
+  architecture_of(config).settle_written(out);
   return out;
 }
 
@@ -71,11 +79,13 @@ std::vector<OutTensor> list_tensors(const io::Checkpoint& checkpoint,
     }
     return out;
   }
-  WeightSource source(checkpoint, *config, /*gather=*/false);
-  visit_weights(source, *config,
+  const ModelConfig written = as_written(*config);
+  WeightSource source(checkpoint, written, /*gather=*/false);
+  visit_weights(source, written,
                 [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
                   add(name, reorderable(view, spec));
                   if (spec.interleaved_in_gguf) out.back().order.head_dim = config->head_dim;
+                  out.back().columns_moved = spec.hf_tiles && spec.hf_tiles->columns;
                 });
   if (!config->rope_long_inv_freq.empty()) {
     out.push_back(rope_divisors(*config, "rope_factors_short.weight", config->rope_inv_freq));
@@ -95,12 +105,13 @@ void visit_tensors(const io::Checkpoint& checkpoint, const std::optional<ModelCo
     return;
   }
   std::unique_ptr<ThreadPool> pool;  // made for the first weight that has to be unpacked
-  WeightSource source(checkpoint, *config, /*gather=*/true, [&](int64_t count, const auto& body) {
+  const ModelConfig written = as_written(*config);
+  WeightSource source(checkpoint, written, /*gather=*/true, [&](int64_t count, const auto& body) {
     if (!pool) pool = std::make_unique<ThreadPool>(0);
     pool->parallel_for(count, std::max<int64_t>(1, count / (8 * pool->size())),
                        [&](int64_t begin, int64_t end, int) { body(begin, end); });
   });
-  visit_weights(source, *config,
+  visit_weights(source, written,
                 [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
                   MILLRACE_CHECK(tensors[index].name == name);
                   take(index++, reorderable(view, spec));

@@ -19,6 +19,7 @@ struct OutTensor {
   TensorView source;  // without data where a checkpoint stores it in pieces: visit_tensors() has those
   DType type = DType::kF32;
   quant::RowOrder order;
+  bool columns_moved = false;  // stand in another order than in the model that is read
   quant::Part part = quant::Part::kSmall;
   std::vector<float> values;  // not empty: the tensor itself, made here rather than stored
 

@@ -46,7 +46,7 @@ struct PlainSpec {
       experts_per_token, expert_ffn;
   LatentShape latent;
   StateShape state;
-  int32_t gated_attention;
+  int32_t gated_attention, layer_input, expert_norms;
   DType kv_type;
   uint64_t groups, layers, beside;
 };
@@ -69,11 +69,27 @@ size_t table_length(const SequenceSlice& slice) {
 
 std::vector<std::byte> packed(const ExecutorSpec& spec) {
   std::vector<std::byte> to;
-  append_one(
-      to, PlainSpec{spec.max_tokens, spec.max_logit_rows, spec.max_context, spec.hidden, spec.heads,
-                    spec.kv_heads, spec.head_dim, spec.vocab, spec.ffn, spec.experts, spec.experts_per_token,
-                    spec.expert_ffn, spec.latent, spec.state, spec.gated_attention ? 1 : 0, spec.kv_type,
-                    spec.kv_groups.size(), spec.layers.size(), spec.beside.size()});
+  append_one(to, PlainSpec{spec.max_tokens,
+                           spec.max_logit_rows,
+                           spec.max_context,
+                           spec.hidden,
+                           spec.heads,
+                           spec.kv_heads,
+                           spec.head_dim,
+                           spec.vocab,
+                           spec.ffn,
+                           spec.experts,
+                           spec.experts_per_token,
+                           spec.expert_ffn,
+                           spec.latent,
+                           spec.state,
+                           spec.gated_attention ? 1 : 0,
+                           spec.layer_input,
+                           spec.expert_norms ? 1 : 0,
+                           spec.kv_type,
+                           spec.kv_groups.size(),
+                           spec.layers.size(),
+                           spec.beside.size()});
   append(to, std::span(spec.kv_groups));
   append(to, std::span(spec.layers));
   append(to, std::span(spec.beside));
@@ -99,6 +115,8 @@ ExecutorSpec unpacked_spec(std::span<const std::byte> bytes) {
   spec.latent = plain.latent;
   spec.state = plain.state;
   spec.gated_attention = plain.gated_attention != 0;
+  spec.layer_input = plain.layer_input;
+  spec.expert_norms = plain.expert_norms != 0;
   spec.kv_type = plain.kv_type;
   spec.kv_groups.resize(plain.groups);
   spec.layers.resize(plain.layers);

@@ -59,6 +59,9 @@ class Architecture {
   // The keys of a GGUF file from which read_config reads the same again.
   virtual void write_keys(GgufKeys& keys) const = 0;
 
+  // What a GGUF file that is written of a Hugging Face directory has otherwise than that.
+  virtual void settle_written(ModelConfig& /*config*/) const {}
+
   virtual HfNames hf_names() const { return {}; }
   // The weights of a layer, in the order they are loaded and written.
   virtual std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) const = 0;
@@ -70,6 +73,8 @@ class Architecture {
   // What comes before the layers and behind them.
   virtual Embed embedding(const ModelWeights& w, const ModelConfig& config) const;
   virtual Logits logits(const ModelWeights& w, const ModelConfig& config) const;
+  // Behind the embedding, of a model with inputs of layers (ModelConfig::layer_input).
+  virtual LayerInputs layer_inputs(const ModelWeights&, const ModelConfig&) const { return {}; }
   // The layer, as the paper has it.
   virtual void layer(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) const = 0;
 

@@ -9,6 +9,7 @@
   ONE(kQwen3Moe)                    \
   ONE(kGptOss)                      \
   ONE(kGemma3)                      \
+  ONE(kGemma4)                      \
   ONE(kGemma2)                      \
   ONE(kPhi3)                        \
   ONE(kGranite)                     \

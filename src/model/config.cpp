@@ -120,14 +120,23 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
   spec.adapter_rank = limits.adapter_rank;
   spec.kv_type = limits.kv_type;
   spec.gated_attention = config.gated_attention;
+  spec.layer_input = config.layer_input;
+  spec.expert_norms = config.expert_norms;
   if (!config.state_layers.empty()) spec.state = config.state;
-  const auto place = [&](int32_t window, bool state) -> ExecutorSpec::LayerPlace {
-    auto group = std::find_if(spec.kv_groups.begin(), spec.kv_groups.end(),
-                              [&](const KvGroupSpec& g) { return g.window == window && g.state == state; });
+  using Heads = ModelConfig::HeadShape;
+  const auto place = [&](int32_t window, bool state, Heads heads = {}) -> ExecutorSpec::LayerPlace {
+    auto group = std::find_if(spec.kv_groups.begin(), spec.kv_groups.end(), [&](const KvGroupSpec& g) {
+      return g.window == window && g.state == state && g.kv_heads == heads.kv_heads &&
+             g.head_dim == heads.head_dim;
+    });
     if (group == spec.kv_groups.end()) {
       MILLRACE_CHECK(spec.kv_groups.size() < kMaxKvGroups);  // read_hf_layer_types gives one window per model
-      group =
-          spec.kv_groups.insert(group, {.window = window, .num_layers = 0, .num_blocks = 0, .state = state});
+      group = spec.kv_groups.insert(group, {.window = window,
+                                            .num_layers = 0,
+                                            .num_blocks = 0,
+                                            .state = state,
+                                            .kv_heads = heads.kv_heads,
+                                            .head_dim = heads.head_dim});
     }
     return {static_cast<int32_t>(group - spec.kv_groups.begin()), group->num_layers++};
   };
@@ -136,8 +145,11 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
       spec.layers.push_back({-1, 0});
     } else if (config.has_state(l) && !config.state_beside) {
       spec.layers.push_back(place(kStateWindow, true));
+    } else if (!config.has_keys(l)) {
+      spec.layers.push_back(spec.layers[static_cast<size_t>(config.kv_source[static_cast<size_t>(l)])]);
     } else {
-      spec.layers.push_back(place(config.layer_windows[static_cast<size_t>(l)], false));
+      const Heads heads = config.layer_heads.empty() ? Heads{} : config.heads_of(l);
+      spec.layers.push_back(place(config.layer_windows[static_cast<size_t>(l)], false, heads));
     }
     if (config.state_beside) spec.beside.push_back(place(kStateWindow, true));
   }

@@ -46,6 +46,22 @@ struct ModelConfig {
   std::vector<bool> bare_layers;
   bool keeps(int layer) const { return bare_layers.empty() || !bare_layers[static_cast<size_t>(layer)]; }
   bool gated_attention = false;  // NormQkv::gated
+  // Gemma 4. Key/value heads of layers and their size, [layers], where layers differ; kv_heads and head_dim
+  // are then the largest. Empty: all are alike.
+  struct HeadShape {
+    int32_t kv_heads = 0, head_dim = 0;
+  };
+  std::vector<HeadShape> layer_heads;
+  HeadShape heads_of(int layer) const {
+    return layer_heads.empty() ? HeadShape{kv_heads, head_dim} : layer_heads[static_cast<size_t>(layer)];
+  }
+  // Whose keys and values a layer reads, [layers]: its own, or those of one before it. Empty: its own.
+  std::vector<int32_t> kv_source;
+  bool has_keys(int layer) const {
+    return kv_source.empty() || kv_source[static_cast<size_t>(layer)] == layer;
+  }
+  int32_t layer_input = 0;    // columns of a layer's input (LayerInputs); 0: there are none
+  bool expert_norms = false;  // Experts::norm
 
   // Rotary position: after read_config these are the final angles and magnitude, scaling applied.
   double rope_theta = 10000.0;

@@ -35,8 +35,14 @@ void FeatureRecorder::embed(const Embed& op) {
   features_.add(OpFeature::kScaledResidual, op.scale != 1.0f);
 }
 
+void FeatureRecorder::layer_inputs(const LayerInputs&) { features_.add(OpFeature::kLayerInputs); }
+void FeatureRecorder::end_layer(const EndLayer&) { features_.add(OpFeature::kLayerInputs); }
+
 void FeatureRecorder::norm_qkv(const NormQkv& op) {
   norm_before(op.norm);
+  features_.add(OpFeature::kHeadSizes, op.head_dim != 0);
+  features_.add(OpFeature::kSharedKeys, op.k.weight == nullptr);
+  features_.add(OpFeature::kValueNorm, op.v_norm.present());
   norm_kind(op.q_norm);
   norm_kind(op.k_norm);
   features_.add(OpFeature::kNormWhole, op.norm_whole);
@@ -101,6 +107,7 @@ void FeatureRecorder::route(const Route& op) {
   features_.add(OpFeature::kSigmoidRouting, op.weighting == Route::Weighting::kSigmoid ||
                                                 op.weighting == Route::Weighting::kSigmoidRenormalized ||
                                                 op.scale != 1.0f || op.groups_chosen < op.groups);
+  features_.add(OpFeature::kExpertNorms, op.score_scale != 1.0f || op.expert_scales != nullptr);
 }
 
 void FeatureRecorder::experts_add(const Experts& op) {
@@ -110,6 +117,7 @@ void FeatureRecorder::experts_add(const Experts& op) {
   features_.add(OpFeature::kUngatedExperts,
                 op.gate.weight == nullptr || (shared && op.shared.gate.weight == nullptr));
   features_.add(OpFeature::kWeighedInput, op.weigh_input);
+  features_.add(OpFeature::kExpertNorms, op.norm.present());
   products({&op.shared.gate, &op.shared.up, &op.shared.down});
   activation(op.activation, op.gate);
 }

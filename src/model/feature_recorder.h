@@ -18,6 +18,8 @@ class FeatureRecorder final : public Executor {
 
   void begin(const Batch&) override {}
   void embed(const Embed& op) override;
+  void layer_inputs(const LayerInputs& op) override;
+  void end_layer(const EndLayer& op) override;
   void norm_qkv(const NormQkv& op) override;
   void norm_latent_qkv(const NormLatentQkv& op) override;
   void rope_append_kv(const Rope& op) override;

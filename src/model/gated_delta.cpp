@@ -101,6 +101,28 @@ WeightSpec with_presence(WeightSpec spec, Presence presence) {
   return spec;
 }
 
+// The order that files of llama.cpp have value heads in.
+void tile_heads(std::vector<WeightSpec>& weights, const StateShape& s) {
+  const int64_t before = 2 * s.keys();  // queries and keys
+  for (WeightSpec& spec : weights) {
+    HeadTiles tiles{
+        .first = 0, .key_heads = s.key_heads, .per_key = s.value_heads / s.key_heads, .dim = s.value_dim};
+    if (spec.role == "attn_qkv.weight" || spec.role == "ssm_conv1d.weight") {
+      tiles.first = before;
+    } else if (spec.role == "ssm_out.weight") {
+      tiles.columns = true;
+    } else if (spec.role == "ssm_dt.bias" || spec.role == "ssm_a") {
+      tiles.dim = 1;
+      tiles.columns = true;
+    } else if (spec.role == "ssm_beta.weight" || spec.role == "ssm_alpha.weight") {
+      tiles.dim = 1;
+    } else if (spec.role != "attn_gate.weight") {
+      continue;
+    }
+    spec.hf_tiles = tiles;
+  }
+}
+
 void add_delta_net(std::vector<WeightSpec>& to, const ModelConfig& c, bool fused) {
   const StateShape& s = c.state;
   const int64_t hidden = c.hidden;
@@ -182,12 +204,6 @@ void GatedDeltaDecoder::read_config(const ConfigReader& reader, ModelConfig& con
 void GatedDeltaDecoder::write_keys(GgufKeys& keys) const {
   const ModelConfig& c = keys.config();
   const StateShape& s = c.state;
-  // Of a synthetic model there are no weights yet, and any order is theirs.
-  const bool weights = !keys.reader().checkpoint().tensors().empty();
-  if (weights && tiled_in_gguf() && s.key_heads != s.value_heads)
-    throw_error(ErrorCode::kUnsupported,
-                "{}: a GGUF file of {} has its heads in another order than found here; not written yet",
-                keys.reader().checkpoint().path(), c.architecture);
   const int32_t every = keys.reader().integer_or("", "full_attention_interval", 1, 1024, 4);
   for (int32_t l = 0; l < c.layers; ++l) {
     if (c.has_state(l) != ((l + 1) % every != 0))
@@ -218,6 +234,7 @@ std::vector<WeightSpec> GatedDeltaDecoder::layer_weights(const ModelConfig& conf
   std::vector<WeightSpec> weights;
   if (config.has_state(layer)) {
     add_delta_net(weights, config, fused_inputs());
+    if (config.state.tiled) tile_heads(weights, config.state);
   } else {
     add_attention(weights, config, {.qk_norm = true});
     for (WeightSpec& spec : weights) {

@@ -21,6 +21,7 @@ class GatedDeltaDecoder : public Architecture {
   void settle_hf(nlohmann::json& config) const override;
   void read_config(const ConfigReader& reader, ModelConfig& config) const override;
   void write_keys(GgufKeys& keys) const override;
+  void settle_written(ModelConfig& config) const override { config.state.tiled = tiled_in_gguf(); }
   HfNames hf_names() const override { return {.norm_offset = 1.0f}; }
   std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) const override;
   std::unique_ptr<LayerWeights> new_layer() const override { return std::make_unique<StateLayerWeights>(); }

@@ -33,10 +33,13 @@ ModelConfig read_fields(const json& fields) {
 // What is found, under the names of configs.json, as far as the case names it.
 json facts_of(const ModelConfig& c, const json& expected) {
   json dense = json::array();
-  json unrotated = json::array();
+  json unrotated = json::array(), kv_heads = json::array(), head_dims = json::array(), source = json::array();
   for (int l = 0; l < c.layers; ++l) {
     dense.push_back(c.is_dense(l));
     unrotated.push_back(!c.is_rotated(l));
+    kv_heads.push_back(c.heads_of(l).kv_heads);
+    head_dims.push_back(c.heads_of(l).head_dim);
+    source.push_back(c.kv_source.empty() ? l : c.kv_source[static_cast<size_t>(l)]);
   }
   const json all = {
       {"layers", c.layers},
@@ -70,6 +73,10 @@ json facts_of(const ModelConfig& c, const json& expected) {
       {"logit_softcap", c.logit_softcap},
       {"unrotated", unrotated},
       {"context", c.context_length},
+      {"layer_kv_heads", kv_heads},
+      {"layer_head_dims", head_dims},
+      {"kv_source", source},
+      {"layer_input", c.layer_input},
       {"tanh", c.ffn_activation == Activation::kGeluTanh},
       {"scale", c.attention_scale != 0 ? c.attention_scale : 1 / std::sqrt(double(c.head_dim))}};
   json out;
@@ -139,6 +146,10 @@ TEST_P(LayerNormConfig, MeansWhatItMeansToTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(Classes, LayerNormConfig, testing::Values("gpt2", "phi", "bert", "modernbert"),
                          [](const auto& tested) { return std::string(tested.param); });
+
+TEST(Gemma4Config, MeansWhatItMeansToTransformers) {
+  EXPECT_GT(compare_class("tests/golden/gemma4_configs.json", "gemma4_text"), 45);
+}
 
 INSTANTIATE_TEST_SUITE_P(Classes, HfConfig,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss",

@@ -25,8 +25,9 @@ WeightPlace place_of(int l, const WeightSpec& spec, const ModelConfig& c, bool m
     return std::find(members.begin(), members.end(), spec.outer) != members.end();
   };
   using W = ModelWeights;
-  const bool read = spec.role == "token_embd.weight" ||
-                    is({&W::positions, &W::token_types, &W::embedding_norm, &W::embedding_norm_bias});
+  const bool read =
+      spec.role == "token_embd.weight" ||
+      is({&W::positions, &W::token_types, &W::embedding_norm, &W::embedding_norm_bias, &W::layer_table});
   return {read && !multiplied ? kEmbedding : kOutput, -1};
 }
 
@@ -79,6 +80,7 @@ void for_each_weight(WeightSource& source, const ModelConfig& c, const dist::Sha
 void run_model(Executor& executor, const Architecture& architecture, const ModelWeights& weights,
                const ModelConfig& config, dist::Range layers) {
   if (layers.begin == 0) executor.embed(architecture.embedding(weights, config));
+  if (config.layer_input > 0) executor.layer_inputs(architecture.layer_inputs(weights, config));
   for (auto l = static_cast<int>(layers.begin); l < layers.end; ++l) {
     architecture.layer(executor, *weights.layers[static_cast<size_t>(l)], config, l);
   }

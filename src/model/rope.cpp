@@ -9,6 +9,19 @@
 #include "kernels/quant/codec.h"
 
 namespace millrace {
+
+std::vector<double> gguf_divisors(const ConfigReader& reader, const std::string& name, size_t count) {
+  const TensorView* view = reader.checkpoint().find_tensor(name);
+  if (view == nullptr) return {};
+  if (view->elements() != static_cast<int64_t>(count) || view->type != DType::kF32) {
+    reader.fail(name, fmt::format("{} elements of {}", view->elements(), info(view->type).name),
+                fmt::format("{} of f32", count));
+  }
+  std::vector<float> values(count);
+  quant::dequantize(DType::kF32, view->data, values.data(), view->elements());
+  return {values.begin(), values.end()};
+}
+
 namespace {
 
 struct Scaling {
@@ -63,19 +76,6 @@ void apply_llama3(const Scaling& s, std::vector<double>& inv_freq) {
       f = (1 - smooth) * f / s.factor + smooth * f;
     }
   }
-}
-
-// A tensor of divisors, one per angle; empty when the file has none of that name.
-std::vector<double> gguf_divisors(const ConfigReader& reader, const std::string& name, size_t count) {
-  const TensorView* view = reader.checkpoint().find_tensor(name);
-  if (view == nullptr) return {};
-  if (view->elements() != static_cast<int64_t>(count) || view->type != DType::kF32) {
-    reader.fail(name, fmt::format("{} elements of {}", view->elements(), info(view->type).name),
-                fmt::format("{} of f32", count));
-  }
-  std::vector<float> values(count);
-  quant::dequantize(DType::kF32, view->data, values.data(), view->elements());
-  return {values.begin(), values.end()};
 }
 
 // rope.scaling.attn_factor multiplies what the type implies, as in llama.cpp.

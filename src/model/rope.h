@@ -1,6 +1,7 @@
 // The angles of rotary position embedding, with the scalings that stretch a model's context.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "model/config.h"
@@ -11,6 +12,9 @@ namespace millrace {
 
 // [dims / 2] angles without scaling.
 std::vector<float> plain_angles(double theta, int32_t dims);
+
+// A GGUF file's tensor of divisors, one per angle; empty when it has none of that name.
+std::vector<double> gguf_divisors(const ConfigReader& reader, const std::string& name, size_t count);
 
 // Fills config.rope_* from the checkpoint: theta, dims (where config.json cannot say
 // them: config.rotary_dims if that is set, else all), scaling, the final inv_freq and magnitude.

@@ -159,7 +159,8 @@ std::optional<TensorView> WeightSource::find_plain(int layer, const WeightSpec& 
     }
     if (!stored) continue;
     if (stored->packed == nullptr) {
-      if (name.ends_with(".weight")) attach_factor(stored->view, name.substr(0, name.size() - 7));
+      if (name.ends_with(".weight") && !has_own_scale(layer, spec.role))
+        attach_factor(stored->view, name.substr(0, name.size() - 7));
       return stored->view;
     }
     ++unpacked_[{stored->scheme, stored->view.type}];
@@ -194,6 +195,12 @@ std::optional<TensorView> WeightSource::gather_gate_up(int layer, const WeightSp
     std::memcpy(to, fused->data + static_cast<size_t>(2 * x) * part + skipped, part);
   }
   return view;
+}
+
+// Does the architecture read "ffn_down_exps.scale" beside "ffn_down_exps.weight" itself (Gemma 4)?
+bool WeightSource::has_own_scale(int layer, std::string_view role) {
+  return role.ends_with(".weight") &&
+         spec_of(layer, std::string(role.substr(0, role.size() - 6)) + "scale") != nullptr;
 }
 
 void WeightSource::attach_factor(TensorView& view, const std::string& base_name) const {
@@ -580,6 +587,30 @@ TensorView WeightSource::gather_negative_exp(const TensorView& from) {
   return view;
 }
 
+// Heads in another order: rows, or the columns of each row.
+TensorView WeightSource::gather_tiled(const TensorView& from, const HeadTiles& tiles) {
+  if (from.scales.data != nullptr || (tiles.columns && info(from.type).block_elements != 1)) {
+    throw_error(ErrorCode::kUnsupported,
+                "{}: tensor {}: found {} with heads to be put in another order, "
+                "expected floats",
+                checkpoint_.path(), from.name, info(from.type).name);
+  }
+  TensorView view = from;
+  const size_t row_bytes = bytes_of(from.type, from.cols());
+  view.row_stride_bytes = static_cast<int64_t>(row_bytes);
+  std::byte* to = own(row_bytes * static_cast<size_t>(from.rows()));
+  view.data = to;
+  if (!gather_) return view;
+  const auto element = static_cast<int64_t>(info(from.type).block_bytes);
+  for (int64_t r = 0; r < from.rows(); ++r, to += row_bytes) {
+    const std::byte* row = from.data + (tiles.columns ? r : tiles.source(r)) * from.row_stride_bytes;
+    if (!tiles.columns) std::memcpy(to, row, row_bytes);
+    for (int64_t c = 0; tiles.columns && c < from.cols(); ++c)
+      std::memcpy(to + c * element, row + tiles.source(c) * element, static_cast<size_t>(element));
+  }
+  return view;
+}
+
 std::optional<TensorView> WeightSource::find(int layer, std::string_view role, std::vector<int64_t> shape) {
   const WeightSpec* spec = spec_of(layer, role);
   if (spec == nullptr) return std::nullopt;
@@ -628,6 +659,7 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
     throw_error(ErrorCode::kBadInput, "{}: tensor {}: found type {}, expected a weight type",
                 checkpoint_.path(), found->name, info(found->type).name);
   }
+  if (checkpoint_.hf && spec->hf_tiles) found = gather_tiled(*found, *spec->hf_tiles);
   return found;
 }
 

@@ -68,6 +68,8 @@ class WeightSource {
   // GGUF: one tensor with the gate's rows of each expert and behind them the rows of `up`.
   std::optional<TensorView> gather_gate_up(int layer, const WeightSpec& spec);
   // GGUF: X.scale beside X.weight, a factor for all of it or one for each expert.
+  TensorView gather_tiled(const TensorView& from, const HeadTiles& tiles);
+  bool has_own_scale(int layer, std::string_view role);
   void attach_factor(TensorView& view, const std::string& base_name) const;
   // Experts of a Hugging Face directory.
   std::string expert_name(int layer, const HfExperts& experts, std::string_view rest) const;

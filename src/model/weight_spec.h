@@ -38,6 +38,7 @@ struct ModelWeights {
   WeightPtr token_embedding, output_norm, output;  // output is null when tied to token_embedding
   WeightPtr output_norm_bias, output_bias;
   WeightPtr positions, token_types, embedding_norm, embedding_norm_bias;  // Embed's
+  WeightPtr layer_table, layer_projection, layer_projection_norm;         // LayerInputs'
   std::vector<std::unique_ptr<LayerWeights>> layers;
 };
 
@@ -87,6 +88,20 @@ struct HeadsOf {
   bool turned = false;
 };
 
+// Value heads of linear attention, of which a key head has several. Hugging Face files have those of a key
+// head side by side; llama.cpp's files of some architectures have the first of every key head, then the
+// second: rows from `first` on, `dim` of them a head, or columns.
+struct HeadTiles {
+  int64_t first = 0, key_heads = 1, per_key = 1, dim = 1;
+  bool columns = false;
+  // Where row or column i of the tiled order is in the other.
+  int64_t source(int64_t i) const {
+    if (i < first) return i;
+    const int64_t head = (i - first) / dim, key = head % key_heads, of = head / key_heads;
+    return first + (key * per_key + of) * dim + (i - first) % dim;
+  }
+};
+
 struct WeightSpec {
   std::string_view role;       // "attn_q.weight": its GGUF name behind "blk.N."
   std::string_view hf = {};    // "self_attn.q_proj.weight": its Hugging Face name behind "model.layers.N."
@@ -112,7 +127,8 @@ struct WeightSpec {
   float hf_scale = 1.0f;  // what it is multiplied by, likewise
   // A Hugging Face file has the logarithm of the number less its sign: exp of it, negative, is the weight.
   bool hf_negative_log = false;
-  bool hf_transposed = false;  // Hugging Face stores [in, out] (GPT-2)
+  std::optional<HeadTiles> hf_tiles = {};  // a Hugging Face file's heads are put in this order
+  bool hf_transposed = false;              // Hugging Face stores [in, out] (GPT-2)
   // Looked for in a Hugging Face file where it is not there under its own name: its rows, a vector each.
   std::vector<std::string_view> hf_rows = {};
   // Hugging Face keeps the two halves of a rotated head apart; in GGUF files of this architecture their rows

@@ -22,6 +22,7 @@ static bool is_rwkv_low_rank(std::string_view name) {
 Part part_of(std::string_view name, const TensorView& view, bool tied) {
   if (name == "output.weight") return Part::kOutput;
   if (name == "token_embd.weight") return tied ? Part::kOutput : Part::kEmbedding;
+  if (name == "per_layer_token_embd.weight") return Part::kEmbedding;  // Gemma 4: looked up alone
   const bool router = name.ends_with("ffn_gate_inp.weight") || name.ends_with("ffn_gate_inp_shexp.weight");
   const bool added = name == "position_embd.weight" || name == "token_types.weight";  // to the embedding
   const bool low = is_rwkv_low_rank(name);

@@ -137,6 +137,8 @@ def router_margins(net, top_k, tokens):
 
     def hook(module, inputs, output):
         logits = output[1] if net.config.model_type == "llama4_text" else output[0]
+        if net.config.model_type == "gemma4_text":  # probabilities
+            logits = logits.log()
         if hasattr(module, "e_score_correction_bias"):
             margins.append(sigmoid_margins(module, logits))
             return
@@ -147,7 +149,8 @@ def router_margins(net, top_k, tokens):
 
     routers = [m for n, m in net.named_modules() if n.endswith(("mlp.router", "mlp.gate", "feed_forward.router",
                                                                      "feed_forward.gate", "block_sparse_moe.router",
-                                                                     "mixer.gate"))]
+                                                                     "mixer.gate"))
+               or type(m).__name__ == "Gemma4TextRouter"]
     handles = [m.register_forward_hook(hook) for m in routers]
     out = logits_of(net, tokens)
     for h in handles:
@@ -157,7 +160,9 @@ def router_margins(net, top_k, tokens):
 
 def choose_prompts(model, net, rng):
     """Random prompts; for a mixture, drawn again until no routing decision hangs by a thread."""
-    vocab, top_k = model.config["vocab_size"], model.config.get("num_experts_per_tok") or model.config.get("num_experts_per_token")
+    vocab, top_k = model.config["vocab_size"], next(
+        (model.config[key] for key in ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
+         if model.config.get(key)), None)
     out = []
     for length in PROMPT_LENGTHS:
         for _ in range(300):

@@ -316,6 +316,7 @@ def packed_models(qwen_moe):
 def build():
     """Name -> function that makes the model (each takes a moment, so only the asked ones run)."""
     import dense_models
+    import gemma4_models
     import kimi_models
     import mamba_models
     import rwkv_models
@@ -451,4 +452,5 @@ def build():
                                     linear=lambda rng, n, sh, std: qf.exact_bf16(rng, sh, 0.0, std),
                                     sliding_window=72, rope_scaling=growing),
     } | packed_models(qwen_moe) | dense_models.build() | layer_norm_models.build() \
-        | state_models.build() | mamba_models.build() | kimi_models.build() | rwkv_models.build()
+        | state_models.build() | mamba_models.build() | kimi_models.build() | rwkv_models.build() \
+        | gemma4_models.build()

@@ -24,7 +24,7 @@ GGUF_ARCH |= {"gemma3_text": "GEMMA3", "gemma2": "GEMMA2", "phi3": "PHI3", "gran
               "mistral4": "MISTRAL4", "glm4_moe_lite": "DEEPSEEK2", "ministral3": "MISTRAL3", "qwen3_next": "QWEN3NEXT",
               "qwen3_5_text": "QWEN35", "qwen3_5_moe_text": "QWEN35MOE", "lfm2": "LFM2", "lfm2_moe": "LFM2MOE",
               "granitemoehybrid": "GRANITE_HYBRID", "mamba2": "MAMBA2", "nemotron_h": "NEMOTRON_H",
-              "falcon_h1": "FALCON_H1", "kimi_linear": "KIMI_LINEAR", "rwkv7": "RWKV7"}
+              "falcon_h1": "FALCON_H1", "kimi_linear": "KIMI_LINEAR", "rwkv7": "RWKV7", "gemma4_text": "GEMMA4"}
 # Those whose converter interleaves the halves of q's and k's heads.
 INTERLEAVED = ("llama", "mistral", "ministral", "ministral3", "mixtral", "granite", "smollm3", "granitemoehybrid")
 
@@ -90,7 +90,8 @@ def hf_tensors(model):
             assert torch.equal(out[name].float(), torch.from_numpy(w.values)), name
     if model.type == "llama4_text" or model.hf.get("stacked"):
         out = fused_experts(model, out)
-    return {model.hf.get("before", "") + name: tensor for name, tensor in out.items()}
+    rename = model.hf.get("rename", lambda name: model.hf.get("before", "") + name)
+    return {rename(name): tensor for name, tensor in out.items()}
 
 
 def fused_experts(model, tensors):
@@ -404,7 +405,8 @@ def read_back(model, first):
     assert seen.keys() == want.keys(), seen.keys() ^ want.keys()
     head_dim = model.head_dim()
     for name, got in seen.items():
-        if name.endswith(".weight") and (factor := name.replace(".weight", ".scale")) in seen:
+        factor = name.replace(".weight", ".scale")
+        if name.endswith(".weight") and factor in seen and model.type != "gemma4_text":  # where it is another tensor
             got = got * seen[factor]
         assert np.array_equal(got, want[name]), name
         part = name.split(".")[2] if name.startswith("blk.") else ""

@@ -1,4 +1,4 @@
-"""Images through the chat and responses APIs, with a tiny Gemma 3 that sees (tests/golden/images)."""
+"""Images through the chat, responses, Anthropic's and Ollama's APIs, with a tiny Gemma 3 that sees (tests/golden/images)."""
 
 import base64
 import pathlib
@@ -44,6 +44,8 @@ class Images(unittest.TestCase):
             cls.tearDownClass()
             raise
 
+        cls.model = cls.server.json("GET", "/v1/models")[1]["data"][0]["id"]
+
     @classmethod
     def tearDownClass(cls):
         cls.server.__exit__(None, None, None)
@@ -87,6 +89,44 @@ class Images(unittest.TestCase):
         self.assertGreater(more["usage"]["input_tokens"], answer["usage"]["input_tokens"])
         status, refused = self.server.json("POST", "/v1/responses", {**body, "truncation": "auto"})
         self.assertEqual((status, refused["error"]["param"]), (400, "truncation"))
+
+    def test_anthropic(self):
+        """The same prompt as a chat's: its blocks are found in the cache."""
+        source = lambda name: {"type": "base64", "media_type": "image/png", "data": data_url(name).split(",")[1]}
+        message = lambda *blocks: {"model": self.model, "max_tokens": 4, "messages": [{"role": "user", "content": [*blocks]}]}
+        image, text = {"type": "image", "source": source("mill.png")}, {"type": "text", "text": "here, a text of its own"}
+        chatted = self.good("/v1/chat/completions", chat(data_url("mill.png"), text["text"]))
+        body = message(image, text)
+        answer = self.good("/v1/messages", body)
+        usage = answer["usage"]
+        self.assertEqual(usage["input_tokens"] + usage["cache_read_input_tokens"], chatted["usage"]["prompt_tokens"])
+        self.assertGreaterEqual(usage["cache_read_input_tokens"], ROWS)
+        counted = self.good("/v1/messages/count_tokens", {"model": self.model, "messages": body["messages"]})
+        self.assertEqual(counted["input_tokens"], chatted["usage"]["prompt_tokens"])
+        result = {"type": "tool_result", "tool_use_id": "x", "content": [image]}
+        for blocks, says in (((image | {"source": {"type": "url", "url": "https://example.com/a.png"}},), "fetches nothing"),
+                             ((image | {"source": source("mill.png") | {"data": "!"}},), "base64"), ((result,), "of a user")):
+            status, refused = self.server.json("POST", "/v1/messages", message(*blocks))
+            self.assertEqual(status, 400, refused)
+            self.assertIn(says, refused["error"]["message"])
+
+    def test_ollama(self):
+        image = data_url("mill.png").split(",")[1]
+        text = "here, another text of its own"
+        chatted = self.good("/v1/chat/completions", chat(data_url("mill.png"), text))["usage"]["prompt_tokens"]
+        options = {"model": self.model, "stream": False, "options": {"num_predict": 4}}
+        message = {"role": "user", "content": text, "images": [image]}
+        answer = self.good("/api/chat", {**options, "messages": [message]})
+        self.assertEqual(answer["prompt_eval_count"], chatted)
+        answer = self.good("/api/generate", {**options, "prompt": text, "images": [image]})
+        self.assertEqual(answer["prompt_eval_count"], chatted)
+        for path, body, says in (("/api/chat", {"messages": [message | {"role": "system"}]}, "of a user"),
+                                 ("/api/chat", {"messages": [message | {"images": ["!"]}]}, "base64"),
+                                 ("/api/chat", {"messages": [message | {"images": [1]}]}, "base64"),
+                                 ("/api/generate", {"prompt": "a", "images": [image], "raw": True}, "raw")):
+            status, refused = self.server.json("POST", path, {**options, **body})
+            self.assertEqual(status, 400, refused)
+            self.assertIn(says, refused["error"])
 
     def test_bad_images(self):
         broken = data_url("mill.png")[:120]

@@ -97,6 +97,8 @@ class Planner {
   // Llama 3's scaling travels in GGUF as divisors of the frequencies, [head_dim / 2].
   void add_rope_factors(const ConfigReader& read) {
     const nlohmann::json rope = rope_scaling(plan_.checkpoint.hf->config);
+    const std::vector<float>& angles = plan_.config.rope_inv_freq;
+    if (std::find(angles.begin(), angles.end(), 0.0f) != angles.end()) return add_rope_divisors();
     if (rope_type(rope) != "llama3") return;
     const int32_t head_dim = plan_.config.head_dim;
     const double theta = read.real_or("", "rope_theta", 10000.0);
@@ -110,6 +112,18 @@ class Planner {
       factors.values.push_back(static_cast<float>(1.0 / ((1.0 - smooth) / factor + smooth)));
     }
     plan_.tensors.push_back(std::move(factors));
+  }
+
+  // Dimensions that do not turn (Gemma 4) are divided by 1e30, as in llama.cpp's files.
+  void add_rope_divisors() {
+    const ModelConfig& c = plan_.config;
+    SynthTensor divisors{"rope_freqs.weight", DType::kF32, {c.rotary_dims / 2}, 0.0, {}};
+    for (size_t i = 0; i < c.rope_inv_freq.size(); ++i) {
+      const double plain = std::pow(c.rope_theta, -2.0 * static_cast<double>(i) / c.rotary_dims);
+      const float turned = c.rope_inv_freq[i];
+      divisors.values.push_back(turned == 0.0f ? 1e30f : static_cast<float>(plain / turned));
+    }
+    plan_.tensors.push_back(std::move(divisors));
   }
 
   SynthPlan plan_;

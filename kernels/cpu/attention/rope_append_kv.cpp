@@ -18,7 +18,8 @@ void rope_append_kv(const Context& ctx, const RopeAppendKv& op) {
         const float *c = op.cosines + row * half, *s = op.sines + row * half;
         float* query = op.query + first_query;
         for (int64_t at = 0; at < queries; at += dim) rotate(query + at, c, s, half, op.interleaved);
-        for (int64_t h = first; h < last; ++h) rotate(key + h * dim, c, s, half, op.interleaved);
+        for (int64_t h = first; op.appends && h < last; ++h)
+          rotate(key + h * dim, c, s, half, op.interleaved);
       }
       if (op.query_scale != nullptr) {
         float* query = op.query + first_query;
@@ -28,7 +29,7 @@ void rope_append_kv(const Context& ctx, const RopeAppendKv& op) {
         ctx.kernels.quantize_int8(op.query + first_query, queries,
                                   op.query_blocks + first_query / kQuantBlock);
       }
-      for (int64_t h = first; h < last; ++h) {
+      for (int64_t h = first; op.appends && h < last; ++h) {
         store_kv(op.kv, op.sequence_of[row], op.positions[row], h, dim, key + h * dim,
                  value == nullptr ? nullptr : value + h * dim);
       }

@@ -22,6 +22,7 @@ struct RopeAppendKv {
   // The rotated queries as an int8 cache reads them, [rows][heads * head_dim / 32]; absent: not wanted.
   ActivationBlock* query_blocks;
   PagedKv kv;
+  bool appends = true;  // false: queries alone are rotated, nothing is stored
 };
 
 void rope_append_kv(const Context& ctx, const RopeAppendKv& op);

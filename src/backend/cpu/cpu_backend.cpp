@@ -42,6 +42,11 @@ class CpuBackend final : public Backend {
   OpFeatures lacks() const override {
     OpFeatures missing;
     missing.add(OpFeature::kNormWhole, group_ != nullptr);  // over heads that other ranks have
+    const bool shared = shares_ != nullptr;
+    missing.add(OpFeature::kHeadSizes, shared);
+    missing.add(OpFeature::kSharedKeys, shared);
+    missing.add(OpFeature::kLayerInputs, shared);
+    missing.add(OpFeature::kExpertNorms, shared);
     return missing;
   }
 
@@ -82,10 +87,11 @@ class CpuBackend final : public Backend {
       throw_error(ErrorCode::kUnsupported,
                   "KV cache type int8: a latent cache has f32, f16, bf16 or fp8 (f8_e4m3)");
     }
-    if (spec.kv_type == DType::kQ8_0 && spec.head_dim % kKvScaleDims != 0) {
+    for (int g = 0; g < static_cast<int>(spec.kv_groups.size()); ++g) {
+      const int32_t dim = spec.head_dim_of(g);
+      if (spec.kv_type != DType::kQ8_0 || dim % kKvScaleDims == 0) continue;
       throw_error(ErrorCode::kUnsupported,
-                  "KV cache type int8: heads of {} dimensions, expected a multiple of {}", spec.head_dim,
-                  kKvScaleDims);
+                  "KV cache type int8: heads of {} dimensions, expected a multiple of {}", dim, kKvScaleDims);
     }
     if (group_ != nullptr)
       return std::make_unique<cpu::CpuExecutor>(spec, kernels_, pool_, *group_, *shares_);

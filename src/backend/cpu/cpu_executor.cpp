@@ -55,13 +55,6 @@ int64_t attended_columns(const ExecutorSpec& spec, const RankPart* part) {
   return part == nullptr ? int64_t{spec.heads} * spec.head_dim : part->head_columns();
 }
 
-NormWeights weights_of(const Norm& op) {
-  const auto kind = !op.present()                   ? NormWeights::Kind::kNone
-                    : op.kind == Norm::Kind::kLayer ? NormWeights::Kind::kLayer
-                                                    : NormWeights::Kind::kRms;
-  return {values_of(op.weight), op.eps, values_of(op.bias), kind};
-}
-
 }  // namespace
 
 CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool)
@@ -121,6 +114,9 @@ void CpuExecutor::begin(const Batch& batch) {
     ++sequences;
   }
   work_->attention_plan.begin_step({work_->sequences, sequences});
+  for (std::optional<AttentionPlan>& plan : work_->group_plans) {
+    if (plan) plan->begin_step({work_->sequences, sequences});
+  }
   MILLRACE_CHECK(work_->attention_plan.rows() == rows_);
   note_adapters(batch);
   deep_ = work_->attention_plan.longest_context() > kDeepContext;
@@ -177,9 +173,9 @@ ActivationRows CpuExecutor::norm_for(const Norm& op, std::initializer_list<const
   return work_->input.rows(work_->normed, norm.rows, spec_.hidden, normed_formats_);
 }
 
-void CpuExecutor::norm_heads(const Norm& op, int64_t heads, bool whole, float* values) {
+void CpuExecutor::norm_heads(const Norm& op, int64_t heads, int64_t dim, bool whole, float* values) {
   if (!op.present()) return;
-  const int64_t cols = whole ? heads * spec_.head_dim : spec_.head_dim;
+  const int64_t cols = whole ? heads * dim : dim;
   norm_rows(context(), {weights_of(op), values, cols, values, cols, whole ? rows_ : rows_ * heads, cols},
             whole ? kNormedPerTask : kHeadsPerTask);
 }
@@ -216,22 +212,32 @@ void CpuExecutor::multiply_add(const Linear& weights, const ActivationRows& x, U
 
 void CpuExecutor::norm_qkv(const NormQkv& op) {
   if (part_ != nullptr && !part_->has_heads()) return;
-  const ActivationRows x = norm_for(op.norm, {&op.q, &op.k, &op.v});
+  // Another layer's keys and values: queries alone. Values that are the keys' product: a copy of it.
+  const bool keys = op.k.weight != nullptr, copies = keys && op.v.weight == op.k.weight;
+  const size_t count = !keys ? 1 : copies ? 2 : 3;
+  const Linear *k = keys ? &op.k : &op.q, *v = keys ? &op.v : &op.q;
+  const ActivationRows x = norm_for(op.norm, {&op.q, k, v});
   float* query = op.gated ? work_->projected : work_->query;
   const GemmProduct products[] = {{linear_of(op.q), query, op.q.weight->rows},
-                                  {linear_of(op.k), work_->key, op.k.weight->rows},
-                                  {linear_of(op.v), work_->value, op.v.weight->rows}};
+                                  {linear_of(*k), work_->key, k->weight->rows},
+                                  {linear_of(*v), work_->value, v->weight->rows}};
   prefetch_order_.pause_after_next_product(deep_);
-  gemm(context(), products, x, rows_);
-  watch({&op.q, &op.k, &op.v}, work_->normed, rows_, spec_.hidden);
-  const Linear* const linears[] = {&op.q, &op.k, &op.v};
-  for (int i = 0; i < 3; ++i) {
-    const Updates updates = updates_of(*linears[i], i, row_adapters_, work_->normed, spec_.hidden);
+  gemm(context(), {products, count}, x, rows_);
+  const Linear* const linears[] = {&op.q, k, v};
+  const Linear none;
+  watch({&op.q, &op.k, copies ? &none : &op.v}, work_->normed, rows_, spec_.hidden);
+  for (size_t i = 0; i < count; ++i) {
+    const Updates updates =
+        updates_of(*linears[i], static_cast<int>(i), row_adapters_, work_->normed, spec_.hidden);
     low_rank_add(context(), updates, products[i].stride, products[i].out, products[i].stride);
   }
   if (op.gated) split_gates();
-  norm_heads(op.q_norm, spec_.heads, op.norm_whole, work_->query);
-  norm_heads(op.k_norm, spec_.kv_heads, op.norm_whole, work_->key);
+  const int64_t dim = op.head_dim > 0 ? op.head_dim : spec_.head_dim;
+  norm_heads(op.q_norm, spec_.heads, dim, op.norm_whole, work_->query);
+  if (!keys) return;
+  if (copies) std::copy_n(work_->key, rows_ * k->weight->rows, work_->value);
+  norm_heads(op.k_norm, k->weight->rows / dim, dim, op.norm_whole, work_->key);
+  norm_heads(op.v_norm, v->weight->rows / dim, dim, false, work_->value);
 }
 
 // y[rows][out] = x[rows][cols] W^T, x as it is.
@@ -403,9 +409,10 @@ PagedKv CpuExecutor::kv_of(int layer) const {
   kv.pool = kv_pools_[group].data();
   kv.num_blocks = spec_.kv_groups[group].num_blocks;
   kv.block_bytes = static_cast<int64_t>(spec_.kv_block_bytes(group));
-  kv.head_bytes = kBlockTokens * static_cast<int64_t>(kv_head_bytes(spec_.kv_type, spec_.head_dim));
-  kv.key_offset = static_cast<int64_t>(index) * spec_.kv_parts() * spec_.kv_heads * kv.head_bytes;
-  kv.value_offset = kv.key_offset + (spec_.kv_parts() - 1) * spec_.kv_heads * kv.head_bytes;
+  const int64_t heads = spec_.kv_heads_of(group);
+  kv.head_bytes = kBlockTokens * static_cast<int64_t>(kv_head_bytes(spec_.kv_type, spec_.head_dim_of(group)));
+  kv.key_offset = index * spec_.kv_parts() * heads * kv.head_bytes;
+  kv.value_offset = kv.key_offset + (spec_.kv_parts() - 1) * heads * kv.head_bytes;
   kv.tables = work_->tables[group];
   kv.one_head = spec_.latent.rank > 0;
   return kv;
@@ -414,7 +421,7 @@ PagedKv CpuExecutor::kv_of(int layer) const {
 // Cosines and sines of this step's positions; layers that share inv_freq share them.
 void CpuExecutor::prepare_rotation(const Rope& op) {
   const auto half = static_cast<int64_t>(op.inv_freq.size());
-  MILLRACE_CHECK(2 * half <= spec_.head_dim);
+  MILLRACE_CHECK(2 * half <= spec_.head_dim);  // the largest
   if (rotation_of_ == op.inv_freq.data() && rotation_magnitude_ == op.magnitude && rotation_size_ == half)
     return;
   rotary_angles(context(), {op.inv_freq, op.magnitude, op.interleaved}, work_->attention_plan.positions(),
@@ -441,8 +448,10 @@ void CpuExecutor::rope_append_kv(const Rope& op) {
   RopeAppendKv append;
   append.rows = rows_;
   append.heads = spec_.heads;
-  append.kv_heads = spec_.kv_heads;
-  append.head_dim = spec_.head_dim;
+  const int group = spec_.layers[static_cast<size_t>(op.layer)].group;
+  append.kv_heads = spec_.kv_heads_of(group);
+  append.head_dim = spec_.head_dim_of(group);
+  append.appends = op.appends;
   append.positions = work_->attention_plan.positions();
   append.sequence_of = work_->attention_plan.sequence_of();
   append.cosines = work_->cosines;
@@ -466,14 +475,15 @@ bool CpuExecutor::leaves_rows_out(int layer) const {
 }
 
 // They become the rows of the step. They ascend: none is overwritten before it is copied.
-void CpuExecutor::keep_logit_rows() {
+void CpuExecutor::keep_logit_rows(int64_t attended_cols) {
   const auto keep = [](float* values, int64_t cols, int64_t from, int64_t to) {
     if (from != to) std::copy_n(values + from * cols, cols, values + to * cols);
   };
   rows_ = std::ssize(batch_.logit_rows);
   for (int64_t i = 0; i < rows_; ++i) {
     keep(work_->residual, spec_.hidden, batch_.logit_rows[i], i);
-    keep(work_->attention, work_->query_cols, batch_.logit_rows[i], i);
+    keep(work_->attention, attended_cols, batch_.logit_rows[i], i);
+    if (spec_.layer_input > 0) keep(work_->layer_inputs, work_->layer_input_cols, batch_.logit_rows[i], i);
   }
   batch_.logit_rows = {kept_rows_.data(), static_cast<size_t>(rows_)};
   row_adapters_ = logit_adapters_;
@@ -481,11 +491,13 @@ void CpuExecutor::keep_logit_rows() {
 
 void CpuExecutor::attend(const Attend& op) {
   const bool leaves_out = leaves_rows_out(op.layer);
-  if (leaves_out) work_->attention_plan.keep_rows(batch_.logit_rows);
+  const int group = spec_.layers[static_cast<size_t>(op.layer)].group;
+  AttentionPlan& plan = work_->plan_of(group);
+  if (leaves_out) plan.keep_rows(batch_.logit_rows);
   if (deep_) prefetch_order_.resume(pool_);
   const bool computes = part_ == nullptr || part_->has_heads();
   if (computes) {
-    paged_attention(context(), work_->attention_plan,
+    paged_attention(context(), plan,
                     {work_->query,
                      work_->input.blocks,
                      work_->attention,
@@ -496,28 +508,7 @@ void CpuExecutor::attend(const Attend& op) {
                      op.softcap});
     if (op.gated) gate_attention();
   }
-  if (leaves_out) keep_logit_rows();
-}
-
-// Query and gate of each head alternate in the product.
-void CpuExecutor::split_gates() {
-  const int64_t dim = spec_.head_dim;
-  for (int64_t i = 0; i < rows_ * spec_.heads; ++i) {
-    std::copy_n(work_->projected + 2 * i * dim, dim, work_->query + i * dim);
-    std::copy_n(work_->projected + (2 * i + 1) * dim, dim, work_->attention_gate + i * dim);
-  }
-}
-
-// attention *= sigmoid(gate), of all rows: what is left out later costs little here.
-void CpuExecutor::gate_attention() {
-  pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
-    float* gate = work_->attention_gate + begin * work_->query_cols;
-    float* y = work_->attention + begin * work_->query_cols;
-    const int64_t count = (end - begin) * work_->query_cols;
-    for (int64_t i = 0; i < count; ++i) gate[i] = -gate[i];
-    kernels_.exp(gate, count, gate);
-    for (int64_t i = 0; i < count; ++i) y[i] /= 1.0f + gate[i];
-  });
+  if (leaves_out) keep_logit_rows(int64_t{spec_.heads} * spec_.head_dim_of(group));
 }
 
 // ---------------------------------------------------------------- layers with a state
@@ -633,13 +624,29 @@ void CpuExecutor::route(const Route& op) {
                        rows_);
     return scale_routing(op.scale);
   }
-  normed_formats_ = route_tokens(
-      context(), {norm_of(op.norm),
-                  linear_of(op.router),
-                  work_->router_scores,
-                  {spec_.experts, spec_.experts_per_token, softmax_over(op.weighting), work_->router_scores,
-                   work_->chosen, work_->chosen_weight, op.groups, op.groups_chosen},
-                  work_->input});
+  const TopK top_k{spec_.experts,
+                   spec_.experts_per_token,
+                   softmax_over(op.weighting),
+                   work_->router_scores,
+                   work_->chosen,
+                   work_->chosen_weight,
+                   op.groups,
+                   op.groups_chosen};
+  if (op.score_scale != 1.0f) {
+    const ActivationRows x = norm_for(op.norm, {&op.router});
+    const GemmProduct product{linear_of(op.router), work_->router_scores, spec_.experts};
+    gemm(context(), {&product, 1}, x, rows_);
+    for (int64_t i = 0; i < rows_ * spec_.experts; ++i) work_->router_scores[i] *= op.score_scale;
+    route_top_k_rows(context(), top_k, rows_);
+  } else {
+    normed_formats_ = route_tokens(
+        context(), {norm_of(op.norm), linear_of(op.router), work_->router_scores, top_k, work_->input});
+  }
+  if (op.expert_scales != nullptr) {
+    const float* by = values_of(op.expert_scales);
+    for (int64_t i = 0; i < rows_ * spec_.experts_per_token; ++i)
+      work_->chosen_weight[i] *= by[work_->chosen[i]];
+  }
   scale_routing(op.scale);
 }
 
@@ -690,8 +697,15 @@ void CpuExecutor::shared_expert_add(const Experts& op) {
 
 void CpuExecutor::experts_add(const Experts& op) {
   if (rows_ == 0) return;
+  if (op.norm.present()) return normed_experts_add(op);
   if (op.shared.up.weight != nullptr) shared_expert_add(op);
   if (op.up.weight == nullptr) return;  // another device has them
+  run_experts(op, work_->residual);
+  share_columns(work_->residual);
+}
+
+// to[rows][hidden] += what the chosen experts make of `normed`.
+void CpuExecutor::run_experts(const Experts& op, float* to) {
   MoeWorkspace moe{work_->expert_order,    work_->input,      work_->inner,
                    work_->inner_quantized, work_->expert_out, work_->row_scale};
   GateUp gate_up = gate_up_of(op.gate, op.up, op.activation);
@@ -706,10 +720,9 @@ void CpuExecutor::experts_add(const Experts& op) {
   }
   moe_experts(context(),
               {gate_up, linear_of(op.down), spec_.experts_per_token, work_->chosen, work_->chosen_weight,
-               work_->normed, normed_formats_, work_->residual + first_column(), rows_, op.weigh_input,
-               spec_.hidden, part_ == nullptr ? nullptr : &exchange, watcher_ != nullptr},
+               work_->normed, normed_formats_, to + first_column(), rows_, op.weigh_input, spec_.hidden,
+               part_ == nullptr ? nullptr : &exchange, watcher_ != nullptr},
               moe);
-  share_columns(work_->residual);
   if (watcher_ != nullptr) watch_experts(op);
   normed_formats_ = {};  // tiles of sorted rows may have taken their memory
 }

@@ -32,6 +32,8 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
 
   void begin(const Batch& batch) override;
   void embed(const Embed& op) override;
+  void layer_inputs(const LayerInputs& op) override;
+  void end_layer(const EndLayer& op) override;
   void norm_qkv(const NormQkv& op) override;
   void norm_latent_qkv(const NormLatentQkv& op) override;
   void rope_append_kv(const Rope& op) override;
@@ -81,7 +83,7 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
                            const ActivationRows& x);
   int64_t first_column() const { return part_ == nullptr ? 0 : part_->first_row(spec_.hidden); }
   void share_columns(float* values);
-  void norm_heads(const Norm& op, int64_t heads, bool whole, float* values);
+  void norm_heads(const Norm& op, int64_t heads, int64_t dim, bool whole, float* values);
   void multiply(const Linear& weights, const float* x, int64_t cols, float* y);
   std::span<const int32_t> greedy_of_parts();
   using Updates = std::span<const LowRankRun>;
@@ -94,6 +96,8 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   Updates updates_of(const Linear& op, int place, std::span<const int32_t> adapters, const float* x,
                      int64_t stride);
   void shared_expert_add(const Experts& op);
+  void normed_experts_add(const Experts& op);
+  void run_experts(const Experts& op, float* to);
   void scale_routing(float scale);
   void split_gates();
   void multiply_behind(const NormMix& op, int64_t to, int64_t cols);
@@ -104,7 +108,7 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   PagedKv kv_of(int layer) const;
   void prepare_rotation(const Rope& op);
   bool leaves_rows_out(int layer) const;
-  void keep_logit_rows();
+  void keep_logit_rows(int64_t attended_cols);
 
   ExecutorSpec spec_;
   const KernelTable& kernels_;

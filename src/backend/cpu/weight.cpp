@@ -31,4 +31,11 @@ WeightPtr load(const TensorView& view, WeightUse use, const KernelTable& kernels
   return weight;
 }
 
+NormWeights weights_of(const Norm& op) {
+  const auto kind = !op.present()                   ? NormWeights::Kind::kNone
+                    : op.kind == Norm::Kind::kLayer ? NormWeights::Kind::kLayer
+                                                    : NormWeights::Kind::kRms;
+  return {values_of(op.weight), op.eps, values_of(op.bias), kind};
+}
+
 }  // namespace millrace::cpu

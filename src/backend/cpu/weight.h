@@ -8,6 +8,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/memory.h"
 #include "kernels/cpu/matmul/weight_matrix.h"
+#include "kernels/cpu/norm/norm.h"
 
 namespace millrace::cpu {
 
@@ -22,6 +23,8 @@ inline const float* values_of(const Weight* vector) {
   return vector == nullptr ? nullptr : own(*vector).values.data();
 }
 inline LinearWeights linear_of(const Linear& op) { return {&own(*op.weight).matrix, values_of(op.bias)}; }
+
+NormWeights weights_of(const Norm& op);
 
 // Bytes beyond the mapping: of a vector, or of a matrix that is interleaved if it takes at most max_bytes.
 size_t held_bytes(const TensorView& view, WeightUse use, const KernelTable& kernels, size_t max_bytes);

@@ -14,6 +14,14 @@ int32_t groups_of(int32_t heads) {
   return groups;
 }
 
+// The largest of any layer.
+int64_t most_kv_cols(const ExecutorSpec& spec) {
+  int64_t cols = int64_t{spec.kv_heads} * spec.head_dim;
+  for (int g = 0; g < static_cast<int>(spec.kv_groups.size()); ++g)
+    cols = std::max(cols, int64_t{spec.kv_heads_of(g)} * spec.head_dim_of(g));
+  return cols;
+}
+
 AttentionShape attention_shape(const ExecutorSpec& spec) {
   const bool latent = spec.latent.rank > 0;
   return {spec.heads,       latent ? groups_of(spec.heads) : spec.kv_heads,
@@ -27,9 +35,18 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
                      Arena& arena)
     : query_cols(static_cast<int64_t>(spec.heads) * spec.head_dim),
       attended_cols(all_attended_cols),
-      kv_cols(static_cast<int64_t>(spec.kv_heads) * spec.head_dim),
+      kv_cols(most_kv_cols(spec)),
       residual(arena.take<float>(int64_t{spec.max_tokens} * spec.hidden)),
       attention_plan(attention_shape(spec), threads, arena) {
+  for (int g = 0; g < static_cast<int>(spec.kv_groups.size()); ++g) {
+    const KvGroupSpec& group = spec.kv_groups[static_cast<size_t>(g)];
+    if (group.state || (spec.kv_heads_of(g) == spec.kv_heads && spec.head_dim_of(g) == spec.head_dim))
+      continue;
+    AttentionShape shape = attention_shape(spec);
+    shape.kv_heads = spec.kv_heads_of(g);
+    shape.head_dim = spec.head_dim_of(g);
+    group_plans[static_cast<size_t>(g)].emplace(shape, threads, arena);
+  }
   const int64_t tokens = spec.max_tokens, chosen_rows = tokens * spec.experts_per_token;
   const int64_t normed_rows = std::max(tokens, int64_t{spec.max_logit_rows});
   normed = arena.take<float>(normed_rows * spec.hidden);
@@ -58,10 +75,10 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
   // Int8 tiles take the memory of blocks, in whole groups of rows.
   const auto whole = [](int64_t rows) { return tasks_for(rows, kTileHeight) * kTileHeight; };
   // The queries of an int8 cache are in here too; a latent cache is none.
-  const int64_t input_cols =
-      latent.rank > 0 ? std::max({int64_t{spec.hidden}, heads * latent.value, int64_t{latent.q_rank},
-                                  spec.state.values()})
-                      : std::max({int64_t{spec.hidden}, query_cols, attended_cols, spec.state.values()});
+  const int64_t input_cols = latent.rank > 0 ? std::max({int64_t{spec.hidden}, heads * latent.value,
+                                                         int64_t{latent.q_rank}, spec.state.values()})
+                                             : std::max({int64_t{spec.hidden}, query_cols, attended_cols,
+                                                         spec.state.values(), int64_t{spec.layer_input}});
   input.blocks = arena.take<ActivationBlock>(whole(normed_rows) * (input_cols / kQuantBlock));
   const int64_t inner_size = std::max(tokens * spec.ffn, chosen_rows * spec.expert_ffn);
   const int64_t inner_blocks = std::max(whole(tokens) * spec.ffn, chosen_rows * spec.expert_ffn);
@@ -89,6 +106,11 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
   expert_order = take_expert_order(arena, spec.experts, tokens, spec.experts_per_token);
   expert_out = arena.take<float>(chosen_rows * spec.hidden);
   row_scale = arena.take<float>(chosen_rows);
+  expert_sum = arena.take<float>(spec.expert_norms ? tokens * spec.hidden : 0);
+  expert_total = arena.take<float>(spec.expert_norms ? tokens * spec.hidden : 0);
+  layer_input_cols = std::ssize(spec.layers) * spec.layer_input;
+  layer_inputs = arena.take<float>(tokens * layer_input_cols);
+  layer_products = arena.take<float>(tokens * layer_input_cols);
 
   projected = arena.take<float>(tokens * std::max<int64_t>(spec.state.wkv7 ? 0 : spec.state.projected,
                                                            spec.gated_attention ? 2 * query_cols : 0));

@@ -1,6 +1,9 @@
 // Everything an executor writes besides the KV pools, laid out once from the spec; no step allocates.
 #pragma once
 
+#include <array>
+#include <optional>
+
 #include "backend/backend.h"
 #include "kernels/cpu/attention/attention_plan.h"
 #include "kernels/cpu/matmul/gemm_heads.h"
@@ -37,6 +40,17 @@ struct Workspace {
   AttentionSequence* sequences;          // [tokens]
   const int32_t** tables[kMaxKvGroups];  // [groups][tokens]: the sequences' block tables
   AttentionPlan attention_plan;
+  // Of groups whose heads are of another number or size than the spec's (Gemma 4).
+  std::array<std::optional<AttentionPlan>, kMaxKvGroups> group_plans;
+  AttentionPlan& plan_of(int group) {
+    std::optional<AttentionPlan>& own = group_plans[static_cast<size_t>(group)];
+    return own ? *own : attention_plan;
+  }
+
+  // Inputs of layers: [tokens][layer_input_cols], of all layers side by side, and what a product makes of
+  // them or of one layer's, of the same size.
+  int64_t layer_input_cols = 0;
+  float *layer_inputs, *layer_products;
 
   // Layers with a state, and gated attention.
   float* projected;       // [tokens][projected]: products side by side; queries and their gates
@@ -52,6 +66,8 @@ struct Workspace {
   ExpertOrder expert_order;
   float* expert_out;  // [tokens * chosen][hidden], sorted by expert
   float* row_scale;   // [tokens * chosen], sorted by expert
+  // Of experts with norms of their own, [tokens][hidden]: what the shared one made, and the others in sum.
+  float *expert_sum, *expert_total;
 
   // Adapters: A x of up to three products of the same input, [3][tokens or logit rows][adapter_rank].
   float* low_rank[3];

@@ -56,6 +56,11 @@ class CudaBackend final : public Backend {
     missing.add(OpFeature::kStateBeside);
     missing.add(OpFeature::kChannelDecay);
     missing.add(OpFeature::kTokenShift);
+    missing.add(OpFeature::kHeadSizes);
+    missing.add(OpFeature::kSharedKeys);
+    missing.add(OpFeature::kValueNorm);
+    missing.add(OpFeature::kLayerInputs);
+    missing.add(OpFeature::kExpertNorms);
     if (std::getenv("MILLRACE_CUDA_UNPROVEN") != nullptr) return missing;
     // Written, and their kernels compared with torch; whole models were not compared on a GPU yet.
     missing.add(OpFeature::kLatent);

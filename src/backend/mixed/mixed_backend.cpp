@@ -48,6 +48,11 @@ class MixedBackend final : public Backend {
     if (second_has_layers()) missing = missing | second_->lacks();
     missing.add(OpFeature::kAdapters);
     missing.add(OpFeature::kTokenShift);  // values of the first layer would have to go along
+    // A layer's input and its keys would have to be where the layer is.
+    missing.add(OpFeature::kSharedKeys);
+    missing.add(OpFeature::kLayerInputs);
+    missing.add(OpFeature::kHeadSizes);
+    missing.add(OpFeature::kExpertNorms);
     return missing;
   }
   std::optional<size_t> own_memory() const override { return memory_; }

@@ -76,7 +76,10 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     residual_.resize(rows * spec.hidden);
     normed_.resize(rows * spec.hidden);
     query_.resize(rows * spec.heads * spec.head_dim);
-    key_.resize(rows * spec.kv_heads * spec.head_dim);
+    int64_t kv_cols = int64_t{spec.kv_heads} * spec.head_dim;
+    for (int g = 0; g < static_cast<int>(spec.kv_groups.size()); ++g)
+      kv_cols = std::max(kv_cols, int64_t{spec.kv_heads_of(g)} * spec.head_dim_of(g));
+    key_.resize(rows * static_cast<size_t>(kv_cols));
     value_.resize(key_.size());
     attention_.resize(std::max(query_.size(), rows * static_cast<size_t>(spec.state.values())));
     if (spec.gated_attention) attention_gate_.resize(query_.size());
@@ -120,18 +123,60 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       std::copy_n(given.values, spec_.hidden, residual_.data() + int64_t{given.row} * spec_.hidden);
   }
 
+  void layer_inputs(const LayerInputs& op) override {
+    const int64_t cols = op.projection.weight->rows, size = spec_.layer_input;
+    layer_inputs_.resize(rows_ * cols);
+    Floats made(rows_ * cols), row(size);
+    watch({&op.projection}, 0, residual_.data(), rows_);
+    reference::linear(linear_of(op.projection), 0, residual_.data(), rows_, made.data());
+    for (int64_t t = 0; t < rows_; ++t) {
+      quant::dequantize_row(own(*op.table).view, batch_.tokens[t], &layer_inputs_[t * cols]);
+      for (int64_t at = t * cols; at < (t + 1) * cols; at += size) {
+        for (int64_t i = 0; i < size; ++i) row[i] = made[at + i] * op.projection_scale;
+        norm(op.norm, row.data(), size, row.data());
+        for (int64_t i = 0; i < size; ++i)
+          layer_inputs_[at + i] = op.scale * (row[i] + op.table_scale * layer_inputs_[at + i]);
+      }
+    }
+  }
+
+  void end_layer(const EndLayer& op) override {
+    if (op.gate.weight != nullptr) {
+      const int64_t size = spec_.layer_input, cols = size * std::ssize(spec_.layers);
+      Floats gated(rows_ * size), out(rows_ * spec_.hidden);
+      watch({&op.gate}, 0, residual_.data(), rows_);
+      reference::linear(linear_of(op.gate), 0, residual_.data(), rows_, gated.data());
+      reference::FeedForward act{};
+      act.activation = activation_of(op.activation);
+      for (int64_t i = 0; i < rows_ * size; ++i) {
+        gated[i] =
+            reference::activate(act, gated[i], layer_inputs_[i / size * cols + op.layer * size + i % size]);
+      }
+      watch({&op.projection}, 0, gated.data(), rows_);
+      reference::linear(linear_of(op.projection), 0, gated.data(), rows_, out.data());
+      add_block(out, op.norm_after, 1.0f);
+    }
+    if (op.scale == nullptr) return;
+    for (int64_t i = 0; i < rows_ * spec_.hidden; ++i) residual_[i] *= *values_of(op.scale);
+  }
+
   void norm_qkv(const NormQkv& op) override {
     norm_rows(op.norm);
-    watch({&op.q, &op.k, &op.v}, 0, normed_.data(), rows_);
+    const Linear none;
+    const bool keys = op.k.weight != nullptr;
+    watch({&op.q, &op.k, op.v.weight == op.k.weight ? &none : &op.v}, 0, normed_.data(), rows_);
     if (op.gated) {
       gated_query(op.q);
     } else {
       adapted_linear(op.q, normed_.data(), query_.data());
     }
+    const int64_t dim = op.head_dim > 0 ? op.head_dim : spec_.head_dim;
+    norm_heads(op.q_norm, spec_.heads, dim, op.norm_whole, query_);
+    if (!keys) return;
     adapted_linear(op.k, normed_.data(), key_.data());
     adapted_linear(op.v, normed_.data(), value_.data());
-    norm_heads(op.q_norm, spec_.heads, op.norm_whole, query_);
-    norm_heads(op.k_norm, spec_.kv_heads, op.norm_whole, key_);
+    norm_heads(op.k_norm, op.k.weight->rows / dim, dim, op.norm_whole, key_);
+    norm_heads(op.v_norm, op.v.weight->rows / dim, dim, false, value_);
   }
 
   void norm_latent_qkv(const NormLatentQkv& op) override {
@@ -169,22 +214,25 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   void rope_append_kv(const Rope& op) override {
     const reference::Rotary rotary{op.inv_freq, op.magnitude, op.interleaved};
     const reference::PagedKv kv = kv_of(op.layer);
-    const int64_t dim = spec_.head_dim;
+    const int group = spec_.layers[static_cast<size_t>(op.layer)].group;
+    const int64_t dim = spec_.head_dim_of(group), kv_heads = spec_.kv_heads_of(group);
     for_each_token([&](const SequenceSlice& s, int64_t row, int32_t position) {
-      float *query = &query_[row * spec_.heads * dim], *key = &key_[row * spec_.kv_heads * dim];
+      float *query = &query_[row * spec_.heads * dim], *key = &key_[row * kv_heads * dim];
       for (int h = 0; h < spec_.heads; ++h) reference::rotate(rotary, position, query + h * dim);
-      for (int h = 0; h < spec_.kv_heads; ++h) reference::rotate(rotary, position, key + h * dim);
+      for (int h = 0; op.appends && h < kv_heads; ++h) reference::rotate(rotary, position, key + h * dim);
       if (op.growth.scale != 0.0f) {
         const double by =
             reference::growth_at({op.growth.scale, op.growth.every, op.growth.offset}, position);
         for (int64_t i = 0; i < spec_.heads * dim; ++i) query[i] = static_cast<float>(query[i] * by);
       }
-      reference::append_kv(kv, table_of(s, op.layer), position, key, &value_[row * spec_.kv_heads * dim]);
+      if (op.appends)
+        reference::append_kv(kv, table_of(s, op.layer), position, key, &value_[row * kv_heads * dim]);
     });
   }
 
   void attend(const Attend& op) override {
-    const int64_t cols = static_cast<int64_t>(spec_.heads) * spec_.head_dim;
+    const int group = spec_.layers[static_cast<size_t>(op.layer)].group;
+    const int64_t cols = static_cast<int64_t>(spec_.heads) * spec_.head_dim_of(group);
     reference::Attention layer{kv_of(op.layer),     nullptr,    spec_.heads, op.window, op.scale,
                                values_of(op.sinks), op.softcap, op.chunk};
     for_each_token([&](const SequenceSlice& s, int64_t row, int32_t position) {
@@ -359,6 +407,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
                                                                     : reference::SoftmaxOver::kChosen;
     Floats scores(rows_ * experts);
     reference::linear(linear_of(op.router), 0, normed_.data(), rows_, scores.data());
+    for (float& score : scores) score *= op.score_scale;
     const bool renormalize = op.weighting == Route::Weighting::kSigmoidRenormalized;
     const bool sigmoid = renormalize || op.weighting == Route::Weighting::kSigmoid;
     const reference::SigmoidRouting by_sigmoid{values_of(op.choice_bias), op.groups, op.groups_chosen,
@@ -372,22 +421,45 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
         reference::route_top_k(&scores[t * experts], experts, k, over, chosen, weight, op.groups,
                                op.groups_chosen);
       }
-      for (int64_t i = 0; i < k; ++i) weight[i] *= op.scale;
+      for (int64_t i = 0; i < k; ++i) {
+        weight[i] *= op.scale;
+        if (op.expert_scales != nullptr) weight[i] *= values_of(op.expert_scales)[chosen[i]];
+      }
     }
   }
 
   void experts_add(const Experts& op) override {
-    const int64_t k = spec_.experts_per_token;
+    if (op.norm.present()) return normed_experts_add(op);
     if (op.shared.up.weight != nullptr) shared_expert_add(op.shared, op.activation);
     if (op.up.weight == nullptr) return;
+    run_experts(op, residual_);
+  }
+
+  // to += what the experts make of normed_; to: [rows][hidden]
+  void run_experts(const Experts& op, Floats& to) {
+    const int64_t k = spec_.experts_per_token;
     reference::FeedForward experts = feed_forward_of(op.gate, op.up, op.down, op.activation);
     experts.alpha = op.alpha;
     experts.limit = op.limit;
     for (int64_t t = 0; t < rows_; ++t) {
       if (watcher_ != nullptr) watch_experts(op, experts, t);
       reference::experts_add(experts, &chosen_[t * k], &chosen_weight_[t * k], k, &normed_[t * spec_.hidden],
-                             &residual_[t * spec_.hidden], op.weigh_input);
+                             &to[t * spec_.hidden], op.weigh_input);
     }
+  }
+
+  void normed_experts_add(const Experts& op) {
+    Floats shared(rows_ * spec_.hidden), experts(rows_ * spec_.hidden);
+    norm_rows(op.shared_norm);
+    feed_forward(op.shared.gate, op.shared.up, op.shared.down, op.activation, shared);
+    norm_rows(op.norm);
+    run_experts(op, experts);
+    for (int64_t at = 0; at < rows_ * spec_.hidden; at += spec_.hidden) {
+      norm(op.shared_norm_after, &shared[at], spec_.hidden, &shared[at]);
+      norm(op.experts_norm_after, &experts[at], spec_.hidden, &experts[at]);
+      for (int64_t i = at; i < at + spec_.hidden; ++i) shared[i] += experts[i];
+    }
+    add_block(shared, op.norm_after, 1.0f);
   }
 
   void norm_logits(const Logits& op) override {
@@ -572,8 +644,8 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     }
   }
 
-  void norm_heads(const Norm& op, int heads, bool whole, Floats& values) {
-    const int64_t cols = whole ? int64_t{heads} * spec_.head_dim : spec_.head_dim;
+  void norm_heads(const Norm& op, int64_t heads, int64_t dim, bool whole, Floats& values) {
+    const int64_t cols = whole ? heads * dim : dim;
     const int64_t count = whole ? rows_ : rows_ * heads;
     for (int64_t i = 0; i < count; ++i) norm(op, &values[i * cols], cols, &values[i * cols]);
   }
@@ -662,12 +734,13 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
 
   reference::PagedKv kv_of(int layer) {
     const auto [group, index] = spec_.layers[layer];
+    const int32_t heads = spec_.kv_heads_of(group), dim = spec_.head_dim_of(group);
     return {kv_type_,
             pools_[group].data(),
             static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float)),
-            static_cast<int64_t>(index) * spec_.kv_parts() * spec_.kv_heads * kBlockTokens * spec_.head_dim,
-            spec_.kv_heads,
-            spec_.head_dim,
+            static_cast<int64_t>(index) * spec_.kv_parts() * heads * kBlockTokens * dim,
+            heads,
+            dim,
             spec_.kv_parts()};
   }
   const int32_t* table_of(const SequenceSlice& s, int layer) const {
@@ -683,6 +756,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   Floats attention_gate_;  // [rows][heads * head_dim]
   Floats mix_;             // [rows][mix columns]: of layers with a state
   Floats first_values_;    // [rows][hidden]: of RWKV 7's first layer
+  Floats layer_inputs_;    // [rows][layers * layer_input]
   std::vector<int32_t> chosen_, sent_chosen_;
   Floats sent_residual_, sent_weight_;
   std::vector<Floats> pools_;  // per group: [blocks][layers][key, value][kv_heads][16][head_dim]
@@ -696,6 +770,7 @@ size_t reference_workspace_bytes(const ExecutorSpec& spec) {
       spec.heads * (latent.nope + latent.rope + latent.value) + latent.q_rank + 3 * latent.rank;
   const size_t per_row = latent_row + 2 * spec.hidden + 2 * (spec.heads + spec.kv_heads) * spec.head_dim +
                          2 * spec.experts_per_token + 2 * spec.ffn +
+                         2 * spec.layers.size() * spec.layer_input +
                          (spec.gated_attention ? spec.heads * spec.head_dim : 0) +
                          (spec.state.present() ? spec.state.mix_cols() + spec.state.values() : 0);
   return sizeof(float) * (per_row * spec.max_tokens + static_cast<size_t>(spec.max_logit_rows) * spec.vocab);
