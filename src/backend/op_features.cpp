@@ -33,7 +33,8 @@ constexpr const char* kNames[] = {"LayerNorm",
                                   "a scaled shared expert",
                                   "scaled inputs of a state",
                                   "attention beside a state",
-                                  "a decay of each channel"};
+                                  "a decay of each channel",
+                                  "sparse attention"};
 static_assert(sizeof(kNames) / sizeof(*kNames) == static_cast<size_t>(OpFeature::kCount));
 
 }  // namespace

@@ -38,13 +38,14 @@ enum class OpFeature : int {
   kScaledInputs,    // HeadColumns::scale
   kStateBeside,     // a layer with keys and values and a state
   kChannelDecay,    // StateShape::channel_decay: NormMix::behind comes with it
+  kSparse,          // SequenceSlice::sparse_pages
   kCount,
 };
 
 class OpFeatures {
  public:
   void add(OpFeature feature, bool used = true) {
-    if (used) bits_ |= uint32_t{1} << static_cast<int>(feature);
+    if (used) bits_ |= uint64_t{1} << static_cast<int>(feature);
   }
   OpFeatures operator&(const OpFeatures& other) const {
     OpFeatures both;
@@ -61,7 +62,7 @@ class OpFeatures {
   std::string names() const;  // "GELU, a norm behind a block"
 
  private:
-  uint32_t bits_ = 0;
+  uint64_t bits_ = 0;
 };
 
 }  // namespace millrace

@@ -46,7 +46,7 @@ struct PlainSpec {
       experts_per_token, expert_ffn;
   LatentShape latent;
   StateShape state;
-  int32_t gated_attention;
+  int32_t gated_attention, page_summaries;
   DType kv_type;
   uint64_t groups, layers, beside;
 };
@@ -58,7 +58,7 @@ struct BatchHeader {
 };
 
 struct PlainSlice {
-  int32_t first_row, num_tokens, context_len, second_text;
+  int32_t first_row, num_tokens, context_len, second_text, sparse_pages;
 };
 
 size_t table_length(const SequenceSlice& slice) {
@@ -69,11 +69,26 @@ size_t table_length(const SequenceSlice& slice) {
 
 std::vector<std::byte> packed(const ExecutorSpec& spec) {
   std::vector<std::byte> to;
-  append_one(
-      to, PlainSpec{spec.max_tokens, spec.max_logit_rows, spec.max_context, spec.hidden, spec.heads,
-                    spec.kv_heads, spec.head_dim, spec.vocab, spec.ffn, spec.experts, spec.experts_per_token,
-                    spec.expert_ffn, spec.latent, spec.state, spec.gated_attention ? 1 : 0, spec.kv_type,
-                    spec.kv_groups.size(), spec.layers.size(), spec.beside.size()});
+  append_one(to, PlainSpec{spec.max_tokens,
+                           spec.max_logit_rows,
+                           spec.max_context,
+                           spec.hidden,
+                           spec.heads,
+                           spec.kv_heads,
+                           spec.head_dim,
+                           spec.vocab,
+                           spec.ffn,
+                           spec.experts,
+                           spec.experts_per_token,
+                           spec.expert_ffn,
+                           spec.latent,
+                           spec.state,
+                           spec.gated_attention ? 1 : 0,
+                           spec.page_summaries ? 1 : 0,
+                           spec.kv_type,
+                           spec.kv_groups.size(),
+                           spec.layers.size(),
+                           spec.beside.size()});
   append(to, std::span(spec.kv_groups));
   append(to, std::span(spec.layers));
   append(to, std::span(spec.beside));
@@ -99,6 +114,7 @@ ExecutorSpec unpacked_spec(std::span<const std::byte> bytes) {
   spec.latent = plain.latent;
   spec.state = plain.state;
   spec.gated_attention = plain.gated_attention != 0;
+  spec.page_summaries = plain.page_summaries != 0;
   spec.kv_type = plain.kv_type;
   spec.kv_groups.resize(plain.groups);
   spec.layers.resize(plain.layers);
@@ -118,7 +134,8 @@ void pack(const Batch& batch, size_t num_groups, std::vector<std::byte>& to) {
   append(to, batch.tokens);
   append(to, batch.logit_rows);
   for (const SequenceSlice& slice : batch.sequences) {
-    append_one(to, PlainSlice{slice.first_row, slice.num_tokens, slice.context_len, slice.second_text});
+    append_one(to, PlainSlice{slice.first_row, slice.num_tokens, slice.context_len, slice.second_text,
+                              slice.sparse_pages});
   }
   for (const SequenceSlice& slice : batch.sequences) {
     for (size_t g = 0; g < num_groups; ++g) append(to, std::span(slice.tables[g], table_length(slice)));
@@ -141,6 +158,7 @@ void ReceivedBatch::unpack(std::span<const std::byte> bytes, size_t num_groups) 
     slice.num_tokens = plain.num_tokens;
     slice.context_len = plain.context_len;
     slice.second_text = plain.second_text;
+    slice.sparse_pages = plain.sparse_pages;
   }
   reader.read(std::span(tables));
   const int32_t* at = tables.data();

@@ -120,6 +120,7 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
   spec.adapter_rank = limits.adapter_rank;
   spec.kv_type = limits.kv_type;
   spec.gated_attention = config.gated_attention;
+  spec.page_summaries = limits.page_summaries;
   if (!config.state_layers.empty()) spec.state = config.state;
   const auto place = [&](int32_t window, bool state) -> ExecutorSpec::LayerPlace {
     auto group = std::find_if(spec.kv_groups.begin(), spec.kv_groups.end(),

@@ -16,9 +16,10 @@ int32_t groups_of(int32_t heads) {
 
 AttentionShape attention_shape(const ExecutorSpec& spec) {
   const bool latent = spec.latent.rank > 0;
-  return {spec.heads,       latent ? groups_of(spec.heads) : spec.kv_heads,
-          spec.head_dim,    spec.max_tokens,
-          spec.max_context, latent};
+  return {spec.heads,         latent ? groups_of(spec.heads) : spec.kv_heads,
+          spec.head_dim,      spec.max_tokens,
+          spec.max_context,   latent,
+          spec.page_summaries};
 }
 
 }  // namespace
@@ -30,6 +31,7 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
       kv_cols(static_cast<int64_t>(spec.kv_heads) * spec.head_dim),
       residual(arena.take<float>(int64_t{spec.max_tokens} * spec.hidden)),
       attention_plan(attention_shape(spec), threads, arena) {
+  if (spec.page_summaries) sparse_plan.emplace(attention_shape(spec), threads, arena);
   const int64_t tokens = spec.max_tokens, chosen_rows = tokens * spec.experts_per_token;
   const int64_t normed_rows = std::max(tokens, int64_t{spec.max_logit_rows});
   normed = arena.take<float>(normed_rows * spec.hidden);

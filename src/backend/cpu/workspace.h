@@ -1,8 +1,11 @@
 // Everything an executor writes besides the KV pools, laid out once from the spec; no step allocates.
 #pragma once
 
+#include <optional>
+
 #include "backend/backend.h"
 #include "kernels/cpu/attention/attention_plan.h"
+#include "kernels/cpu/attention/sparse_attention.h"
 #include "kernels/cpu/matmul/gemm_heads.h"
 #include "kernels/cpu/moe/experts.h"
 #include "kernels/cpu/sample/argmax.h"
@@ -36,6 +39,7 @@ struct Workspace {
   AttentionSequence* sequences;          // [tokens]
   const int32_t** tables[kMaxKvGroups];  // [groups][tokens]: the sequences' block tables
   AttentionPlan attention_plan;
+  std::optional<SparsePlan> sparse_plan;  // where there are page summaries
 
   // Layers with a state, and gated attention.
   float* projected;       // [tokens][projected]: products side by side; queries and their gates

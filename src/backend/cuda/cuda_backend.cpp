@@ -55,6 +55,7 @@ class CudaBackend final : public Backend {
     missing.add(OpFeature::kScaledInputs);
     missing.add(OpFeature::kStateBeside);
     missing.add(OpFeature::kChannelDecay);
+    missing.add(OpFeature::kSparse);
     if (std::getenv("MILLRACE_CUDA_UNPROVEN") != nullptr) return missing;
     // Written, and their kernels compared with torch; whole models were not compared on a GPU yet.
     missing.add(OpFeature::kLatent);
