@@ -220,6 +220,11 @@ class Run(CliTest):
         self.bad("run", self.model, "-p", "a", "--logit-bias", "x=1", says=["--logit-bias", "ID=BIAS"])
         self.bad("run", self.model, "-p", "a", "--logit-bias", "100000=1", says=["100000"])
         self.bad("run", self.model, "-p", "a", "--kv-type", "q9", says=["--kv-type", "q9"])
+        self.bad("run", self.model, "-p", "a", "--attention", "thin", says=["--attention", "thin", "sparse"])
+        self.bad("run", self.model, "-p", "a", "--attention", "sparse", "--attention-budget", 63,
+                 says=["--attention-budget", "64"])
+        self.bad("logits", self.model, "--tokens", "1,2", "--out", self.path / "x.npy", "--attention", "request",
+                 says=["attention", "full or sparse"])
         self.bad("run", self.model, "-p", "a", "--kv-type", "int8", "--device", "reference",
                  says=["found int8", "device reference has f32"])
         self.bad("run", self.model, "-f", self.path / "none.txt", says=["none.txt"])

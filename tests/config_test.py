@@ -196,7 +196,7 @@ class Mistakes(ConfigTest):
 # Each does nothing by itself; the pieces say what is missing.
 IDLE = (
     ("serve --draft-model d", "--speculate draft"), ("serve --draft-model d --speculate lookup", "--speculate draft"),
-    ("serve --max-draft 4", "--speculate"), ("serve --kv-dir-size 10", "--kv-dir"),
+    ("serve --attention-budget 512", "--attention"), ("serve --max-draft 4", "--speculate"), ("serve --kv-dir-size 10", "--kv-dir"),
     ("serve --tls-key k", "--tls-cert"), ("serve --tls-cert c", "--tls-key"),
     ("serve --gpu-layers 2 --device auto", "--device cuda"), ("run -p a --cpu-experts all --device cpu", "--device cuda"),
     ("run -p a --expert-counts i --device cpu", "--device cuda"),

@@ -22,13 +22,18 @@ namespace {
 
 class Rig {
  public:
-  Rig(const std::string& path, const std::string& device, std::optional<DType> kv_type)
-      : checkpoint_(io::Checkpoint::open(path)), backend_(make_backend(device, {.threads = 2})) {
+  // sparse_pages: of every sequence; 0: full attention.
+  Rig(const std::string& path, const std::string& device, std::optional<DType> kv_type,
+      int32_t sparse_pages = 0)
+      : checkpoint_(io::Checkpoint::open(path)),
+        backend_(make_backend(device, {.threads = 2})),
+        sparse_pages_(sparse_pages) {
     ExecutorLimits limits;
     limits.max_tokens = 112;  // seven blocks: more than drafts reach, so that states are left out between
     limits.max_context = 512;
     limits.sequences = 3;
     limits.kv_type = kv_type.value_or(backend_->default_kv_type());
+    limits.page_summaries = sparse_pages > 0;
     spec_ = make_executor_spec(read_config(checkpoint_), limits);
     for (KvGroupSpec& group : spec_.kv_groups) group.num_blocks += 40;  // room to remember tails in
     model_ = Model::load(checkpoint_, *backend_);
@@ -68,6 +73,7 @@ class Rig {
       const auto count = static_cast<int32_t>(chunk.size());
       EXPECT_TRUE(cache.reserve(s, count));
       SequenceSlice slice{.first_row = 0, .num_tokens = count, .context_len = s.length(), .tables = {}};
+      slice.sparse_pages = sparse_pages_;
       for (size_t g = 0; g < spec_.kv_groups.size(); ++g) slice.tables[g] = s.table(static_cast<int>(g));
       const int32_t row = count - 1;
       model_->forward(*executor_, {.tokens = chunk, .sequences = {&slice, 1}, .logit_rows = {&row, 1}});
@@ -89,6 +95,7 @@ class Rig {
       const auto count = static_cast<int32_t>(fed.size());
       EXPECT_TRUE(cache.reserve(s, count));
       SequenceSlice slice{.first_row = 0, .num_tokens = count, .context_len = s.length(), .tables = {}};
+      slice.sparse_pages = sparse_pages_;
       for (size_t g = 0; g < spec_.kv_groups.size(); ++g) slice.tables[g] = s.table(static_cast<int>(g));
       const auto row = static_cast<int32_t>(piece.size()) - 1;
       model_->forward(*executor_, {.tokens = fed, .sequences = {&slice, 1}, .logit_rows = {&row, 1}});
@@ -106,6 +113,7 @@ class Rig {
  private:
   io::Checkpoint checkpoint_;
   std::unique_ptr<Backend> backend_;
+  int32_t sparse_pages_;
   std::unique_ptr<Model> model_;
   ExecutorSpec spec_;
   std::unique_ptr<Executor> executor_;
@@ -118,9 +126,9 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 void test_all_ways(const std::string& path, const std::string& device,
-                   std::optional<DType> kv_type = std::nullopt) {
+                   std::optional<DType> kv_type = std::nullopt, int32_t sparse_pages = 0) {
   SCOPED_TRACE(path + " on " + device + (kv_type ? " cache " + std::string(info(*kv_type).name) : ""));
-  Rig rig(path, device, kv_type);
+  Rig rig(path, device, kv_type, sparse_pages);
   std::mt19937 random(3);
   std::vector<int32_t> tokens(300);
   for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint32_t>(rig.vocab()));
@@ -220,6 +228,23 @@ TEST(KvCache, RejectedDraftsLeaveNoTraceInAState) {
         tokens[i] = static_cast<int32_t>(i * 37 % static_cast<size_t>(rig.vocab()));
       EXPECT_TRUE(same_bits(rig.with_drafts(tokens), rig.cold(tokens)));
     }
+  }
+}
+
+// Bounds of pages are beside the blocks, and are there again wherever a block comes from; a page that drafts
+// filled has its own again when they are rejected.
+TEST(KvCache, EveryWayBackGivesTheSameBitsWithSparseAttention) {
+  constexpr int32_t kPages = 6;
+  for (const std::string model : {"llama3", "gpt-oss-w32", "qwen3next"}) {
+    const std::string path = "tests/golden/models/" + model + "/model.gguf";
+    test_all_ways(path, "cpu", std::nullopt, kPages);
+    Rig rig(path, "cpu", DType::kF8E4M3, kPages), full(path, "cpu", DType::kF8E4M3);
+    std::vector<int32_t> tokens(230);
+    for (size_t i = 0; i < tokens.size(); ++i)
+      tokens[i] = static_cast<int32_t>((i * 37 + i * i % 19) % static_cast<size_t>(rig.vocab()));
+    const std::vector<float> cold = rig.cold(tokens);
+    EXPECT_TRUE(same_bits(rig.with_drafts(tokens), cold)) << model;
+    EXPECT_FALSE(same_bits(full.cold(tokens), cold)) << model;
   }
 }
 

@@ -1,6 +1,7 @@
 #include "model_options.h"
 
 #include "base/error.h"
+#include "base/sparse_pages.h"
 #include "confirm.h"
 #include "dist/shares.h"
 #include "engine/engine_options.h"
@@ -49,6 +50,17 @@ void add_planning_options(Command& command, EngineOptions& options) {
       .range(0, 1 << 28);
   add("--kv-type", options.kv_type,
       "type of the KV cache: f32, f16, bf16, int8 or fp8; default: the device's");
+  add("--attention", options.attention,
+      "of layers that see the whole context: full, sparse (each token reads the pages that matter) or "
+      "request "
+      "(full, unless a request says sparse); only on CPUs")
+      .one_of({"full", "sparse", "request"});
+  add("--attention-budget", options.attention_budget,
+      "tokens that sparse attention reads; a context that is no longer is read whole")
+      .range(kLeastSparseBudget, 1 << 28);
+  command.refuse_unless(
+      "--attention-budget", [&options] { return options.attention != "full"; },
+      "without --attention sparse or request");
   command.refuse_unless(
       "--gpu-memory", [&options] { return may_use_gpu(options); }, "with --device cpu or reference");
   add("--expert-counts", options.expert_counts,
@@ -237,6 +249,7 @@ EngineOptions checked(EngineOptions options) {
     options.restart = options.shrink = false;
   }
   if (options.quantize != "auto") options.quantize_budget = options.quantize_sample = "";
+  if (options.attention == "full") options.attention_budget = defaults.attention_budget;
   check_options(options, OptionNames::kFlags);
   if (!options.quantize_sample.empty()) options.quantize_sample = read_input(options.quantize_sample);
   return options;

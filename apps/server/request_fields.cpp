@@ -110,6 +110,13 @@ Request read_service(const Fields& fields, const Api& api, const Client& client)
                  std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                      std::chrono::duration<double>(api.options().request_timeout_s));
   }
+  r.attention = fields.text("attention").value_or("");
+  if (!r.attention.empty() && r.attention != "full" && r.attention != "sparse") {
+    fields.refuse("attention", "expected full or sparse");
+  }
+  constexpr int64_t kLeastBudget = 64, kMostBudget = 1 << 28;
+  r.attention_budget =
+      static_cast<int32_t>(fields.integer("attention_budget", kLeastBudget, kMostBudget).value_or(0));
   r.cache_salt = fields.text("cache_salt").value_or("");
   // A key finds its own prompts only: how fast an answer comes would tell what others have asked.
   if (!client.key_name.empty() && !api.options().share_cache) {

@@ -38,6 +38,11 @@ struct EngineOptions {
   // Tokens per sequence; 0: what the model was trained for, as far as memory holds it (ModelInfo::context).
   int32_t context = 0;
   std::string kv_type = {};  // f32, f16, bf16, int8, fp8; empty: the device's
+  // How layers that see the whole context read it. full: all of it. sparse: each token the pages of it that
+  // matter, attention_budget tokens in all. request: full, unless a request says sparse (Request::attention).
+  // Only on CPUs.
+  std::string attention = "full";
+  int32_t attention_budget = 4096;  // tokens, in whole pages of 16; a context that is no longer is read whole
   // The weights, while they are loaded: int8, int4, q4_k, ..., auto; empty: as they are.
   std::string quantize = {};
   // For quantize "auto": what the weights may take, 4.5bpw (bits per weight) or 800M, and a text to measure

@@ -52,6 +52,11 @@ struct Request {
 
   std::string adapter = {};  // the name of one of EngineOptions::adapters; empty: the model as it is
 
+  // "full" or "sparse", of an engine whose EngineOptions::attention is sparse or request, and of sparse the
+  // tokens that are read; empty and 0: the engine's.
+  std::string attention = {};
+  int32_t attention_budget = 0;
+
   // An embedding of the prompt instead of an answer: one kFinished event brings it. Sampling and max_tokens
   // mean nothing then; samples, stop and constraint are refused.
   std::optional<Pooling> embedding = {};

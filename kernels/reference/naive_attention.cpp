@@ -6,13 +6,55 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/float_bits.h"
 #include "base/paging.h"
+#include "base/sparse_pages.h"
 #include "kernels/quant/kv_types.h"
 
 namespace millrace::reference {
 namespace {
 
-void attend_head(const Attention& op, int32_t position, int head, const float* q, float* out) {
+// The bound of a page's scores for one query.
+double bound_of(const Attention& op, int kv_head, int32_t page, const float* q) {
+  double bound = 0;
+  for (int64_t d = 0; d < op.kv.head_dim; ++d) {
+    float least = cached(op.kv, op.table, 0, kv_head, page * kBlockTokens)[d], largest = least;
+    for (int32_t t = 1; t < kBlockTokens; ++t) {
+      const float key = cached(op.kv, op.table, 0, kv_head, page * kBlockTokens + t)[d];
+      least = std::min(least, key);
+      largest = std::max(largest, key);
+    }
+    const double low = to_float(BFloat16{bf16_below(least)}), high = to_float(BFloat16{bf16_above(largest)});
+    bound += std::max(q[d] * low, q[d] * high);
+  }
+  return bound * op.scale;
+}
+
+// Which pages a token reads for one KV head, up to its own. query: [heads][head_dim]
+std::vector<bool> chosen_pages(const Attention& op, int32_t position, int kv_head, const float* query) {
+  const int32_t before = position / kBlockTokens;
+  std::vector<bool> read(static_cast<size_t>(before) + 1, true);
+  if (op.sparse_pages == 0 || before + 1 <= op.sparse_pages) return read;
+  std::vector<double> weight(static_cast<size_t>(before), 0.0), share(weight.size());
+  const int group = op.heads / op.kv.kv_heads;
+  for (int h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+    for (int32_t page = 0; page < before; ++page)
+      share[page] = bound_of(op, kv_head, page, query + static_cast<int64_t>(h) * op.kv.head_dim);
+    const double largest = *std::max_element(share.begin(), share.end());
+    double sum = 0;
+    for (double& s : share) sum += s = std::exp(s - largest);
+    for (int32_t page = 0; page < before; ++page) weight[page] += share[page] / sum;
+  }
+  const PageChoice choice = page_choice(op.sparse_pages, before + 1);
+  std::vector<int32_t> order;
+  for (int32_t page = choice.first; page < choice.last; ++page) order.push_back(page);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return weight[a] > weight[b]; });
+  for (size_t i = static_cast<size_t>(choice.wanted); i < order.size(); ++i) read[order[i]] = false;
+  return read;
+}
+
+void attend_head(const Attention& op, const std::vector<bool>& pages, int32_t position, int head,
+                 const float* q, float* out) {
   const int64_t dim = op.kv.head_dim;
   const int kv_head = head / (op.heads / op.kv.kv_heads);
   const int32_t first = op.window > 0  ? std::max(0, position - op.window + 1)
@@ -27,7 +69,12 @@ void attend_head(const Attention& op, int32_t position, int head, const float* q
   std::vector<double> weight(static_cast<size_t>(last - first + 1));
   double row_max = -std::numeric_limits<double>::infinity();
   if (op.sinks != nullptr) row_max = op.sinks[head];
+  const auto reads = [&](int32_t p) { return pages.empty() || pages[p / kBlockTokens]; };
   for (int32_t p = first; p <= last; ++p) {
+    if (!reads(p)) {
+      weight[p - first] = -std::numeric_limits<double>::infinity();
+      continue;
+    }
     const float* k = cached(op.kv, op.table, 0, kv_head, p);
     double dot = 0;
     for (int64_t d = 0; d < dim; ++d) dot += static_cast<double>(q[d]) * k[d];
@@ -40,6 +87,7 @@ void attend_head(const Attention& op, int32_t position, int head, const float* q
 
   std::vector<double> sum(static_cast<size_t>(dim), 0.0);
   for (int32_t p = first; p <= last; ++p) {
+    if (!reads(p)) continue;
     const float* v = cached(op.kv, op.table, 1, kv_head, p);
     for (int64_t d = 0; d < dim; ++d) sum[d] += weight[p - first] / row_sum * v[d];
   }
@@ -71,9 +119,13 @@ void append_kv(const PagedKv& kv, const int32_t* table, int32_t position, const 
 }
 
 void attend(const Attention& op, int32_t position, const float* query, float* out) {
+  const bool sparse = op.sparse_pages > 0 && op.window == 0 && op.chunk == 0 && op.bidirectional_length == 0;
+  std::vector<bool> pages;  // empty: all
   for (int h = 0; h < op.heads; ++h) {
     const int64_t at = static_cast<int64_t>(h) * op.kv.head_dim;
-    attend_head(op, position, h, query + at, out + at);
+    const int group = op.heads / op.kv.kv_heads;
+    if (sparse && h % group == 0) pages = chosen_pages(op, position, h / group, query);
+    attend_head(op, pages, position, h, query + at, out + at);
   }
 }
 

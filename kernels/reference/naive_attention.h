@@ -38,6 +38,8 @@ struct Attention {
   // Above 0, the length of the sequence: a token also sees those behind it, window - 1 of them or all.
   int32_t bidirectional_length = 0;
   bool both_ways = false;  // all of those behind it, whatever the window
+  // Above 0, with full attention: of a longer context it reads so many pages (base/sparse_pages.h).
+  int32_t sparse_pages = 0;
 };
 
 // One token at `position`: query, out [heads][head_dim].

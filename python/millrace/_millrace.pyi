@@ -19,6 +19,8 @@ class Request:
     show_special: bool
     priority: int
     cache_salt: str
+    attention: str
+    attention_budget: int
     temperature: float
     top_k: int
     top_p: float

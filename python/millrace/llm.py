@@ -31,6 +31,7 @@ _CHAT_FIELDS = (
     "tools", "tool_choice", "parallel_tool_calls", "response_format", "regex", "grammar", "open_objects", "temperature",
     "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop",
     "n", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "ignore_eos", "priority", "cache_salt",
+    "attention", "attention_budget",
     "reasoning_effort", "chat_template_kwargs",
 )
 

@@ -19,6 +19,7 @@ _NUMBERS = {  # name -> (lowest, highest)
 _WHOLE = {  # name -> (lowest, highest)
     "n": (1, 1 << 16), "max_tokens": (1, (1 << 31) - 1), "top_k": (-1, (1 << 31) - 1), "seed": (-(1 << 63), (1 << 64) - 1),
     "logprobs": (0, 1000), "prompt_logprobs": (0, 1000), "priority": (-1000000, 1000000),
+    "attention_budget": (64, 1 << 28),
 }
 _FLAGS = ("ignore_eos", "skip_special_tokens")
 
@@ -56,6 +57,8 @@ class SamplingParams:
     priority: int = 0  #: higher goes first
     timeout: float | None = None  #: seconds, then the answer ends where it is
     cache_salt: str = ""  #: prefixes are shared only among requests with the same
+    attention: str = ""  #: full or sparse, of an LLM with attention="sparse" or "request"; "": the LLM's
+    attention_budget: int | None = None  #: tokens that sparse attention reads; None: the LLM's
 
     def __post_init__(self) -> None:
         for name, (low, high) in _NUMBERS.items():
@@ -72,6 +75,8 @@ class SamplingParams:
         _check_strings("stop", self._stops())
         check_ids("stop_token_ids", self.stop_token_ids or ())
         check_text("cache_salt", self.cache_salt)
+        if check_text("attention", self.attention) not in ("", "full", "sparse"):
+            raise BadInputError(f"attention: found {self.attention!r}, expected full or sparse")
         if "" in self._stops():
             raise BadInputError("stop: found an empty string, expected some text")
         if self.choice is not None:
@@ -128,6 +133,7 @@ class SamplingParams:
         r.ignore_end, r.show_special = self.ignore_eos, not self.skip_special_tokens
         r.logprobs, r.prompt_logprobs = self.logprobs, self.prompt_logprobs
         r.priority, r.cache_salt = self.priority, self.cache_salt
+        r.attention, r.attention_budget = self.attention, self.attention_budget or 0
         if self.timeout is not None:
             r.set_timeout(float(self.timeout))
         constraint = self._constraint()

@@ -82,6 +82,8 @@ void bind_requests(nb::module_& m) {
       .def_rw("show_special", &Request::show_special)
       .def_rw("priority", &Request::priority)
       .def_rw("cache_salt", &Request::cache_salt)
+      .def_rw("attention", &Request::attention)
+      .def_rw("attention_budget", &Request::attention_budget)
       .def("set_timeout", &set_timeout)
       .def("set_pooling", &set_pooling);
   sampling_field(request, "temperature", &SamplingParams::temperature);

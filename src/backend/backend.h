@@ -71,6 +71,10 @@ struct SequenceSlice {
   int32_t second_text = INT32_MAX;
   // Its tokens, all those of an image that were not there before, see one another: each sees up to the last.
   bool both_ways = false;
+  // Sparse attention (base/sparse_pages.h): layers of full attention read so many pages for each token, all
+  // of them while there are no more; 0: all. Only where ExecutorSpec::page_summaries; rows that see
+  // both_ways read everything.
+  int32_t sparse_pages = 0;
 };
 
 // A row of the residual stream that is given, not looked up: a part of an image.
@@ -471,6 +475,7 @@ struct ExecutorSpec {
   bool gated_attention = false;  // NormQkv::gated
   int32_t layer_input = 0;       // columns of a layer's input (LayerInputs); 0: there are none
   bool expert_norms = false;     // Experts::norm
+  bool page_summaries = false;   // SequenceSlice::sparse_pages may be above 0
 
   // Key/value heads of a group's layers and their size. Those of the spec itself are the largest.
   int32_t kv_heads_of(int group) const {
@@ -493,6 +498,17 @@ struct ExecutorSpec {
     return static_cast<size_t>(kv_groups[group].num_layers) * kv_parts() * kv_heads_of(group) * kBlockTokens *
            kv_head_bytes(kv_type, head_dim_of(group));
   }
+  // Bounds of a block's keys beside it, for sparse attention: [layers in group][kv_heads][least, largest]
+  // [head_dim in whole sixteens] in bf16, of groups with full attention. They follow from the block's bytes:
+  // who copies or restores a block need not know of them.
+  size_t page_summary_bytes(int group) const {
+    const KvGroupSpec& g = kv_groups[static_cast<size_t>(group)];
+    if (!page_summaries || g.state || g.window > 0) return 0;
+    return static_cast<size_t>(g.num_layers) * static_cast<size_t>(kv_heads) * 2 *
+           ((static_cast<size_t>(head_dim) + 15) / 16 * 16) * sizeof(uint16_t);
+  }
+  // What a block of the pool takes in all.
+  size_t pool_block_bytes(int group) const { return kv_block_bytes(group) + page_summary_bytes(group); }
 };
 
 // Operations by name, and how long one took where a device times them.

@@ -39,7 +39,8 @@ constexpr const char* kNames[] = {"LayerNorm",
                                   "keys and values of another layer",
                                   "a norm of values",
                                   "inputs of layers",
-                                  "norms of experts"};
+                                  "norms of experts",
+                                  "sparse attention"};
 static_assert(sizeof(kNames) / sizeof(*kNames) == static_cast<size_t>(OpFeature::kCount));
 
 }  // namespace

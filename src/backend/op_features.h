@@ -44,6 +44,7 @@ enum class OpFeature : int {
   kValueNorm,       // NormQkv::v_norm
   kLayerInputs,     // LayerInputs, EndLayer
   kExpertNorms,     // Experts::norm, Route::score_scale, Route::expert_scales
+  kSparse,          // SequenceSlice::sparse_pages
   kCount,
 };
 

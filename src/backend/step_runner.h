@@ -65,6 +65,7 @@ class StepRunner {
     for (const Piece& piece : pieces) {
       const auto count = static_cast<int32_t>(piece.tokens.size());
       slices.push_back(sequences_[piece.sequence].slice(static_cast<int32_t>(tokens.size()), count));
+      slices.back().sparse_pages = sparse_pages_[piece.sequence];
       for (size_t i = 0; i < piece.tokens.size(); ++i) {
         if (i >= piece.unread) rows.push_back(static_cast<int32_t>(tokens.size()));
         tokens.push_back(piece.tokens[i]);
@@ -91,6 +92,7 @@ class StepRunner {
     }
   }
   const std::vector<float>& logits(int sequence) { return logits_[sequence]; }
+  void set_sparse_pages(int sequence, int32_t pages) { sparse_pages_[sequence] = pages; }
   // As if nothing had run; the pool's blocks keep what they have.
   void restart() {
     sequences_.clear();
@@ -108,6 +110,7 @@ class StepRunner {
   std::map<std::string, WeightPtr> weights_;
   std::unique_ptr<Executor> executor_;
   std::map<int, TestSequence> sequences_;
+  std::map<int, int32_t> sparse_pages_;
   std::map<int, std::vector<float>> logits_;
   std::array<int32_t, kMaxKvGroups> next_{};
 };

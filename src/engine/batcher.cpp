@@ -51,6 +51,7 @@ Slice Batcher::slice_of(const StepItem& item) {
   slice.sequence = &sample.blocks;
   slice.hidden = sample.hidden.has_value();
   slice.adapter = sample.job->adapter;
+  slice.sparse_pages = sample.job->sparse_pages;
   if (sample.job->request.second_text > 0) slice.second_text = sample.job->request.second_text;
   slice.images = sample.job->images;
   if (item.drafts > 0) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/sparse_pages.h"
 #include "dist/shares.h"
 #include "engine/rank_group.h"
 #include "engine/rank_launcher.h"
@@ -37,6 +38,7 @@ class OptionChecker {
   void check() const {
     if (o_.model.empty()) throw_error(ErrorCode::kBadInput, "model: found no path, expected one");
     check_ranges();
+    check_attention();
     check_device();
     check_quantize();
     check_ranks();
@@ -77,6 +79,13 @@ class OptionChecker {
     check_range("ageing", o_.ageing, 0, 1e6);
     check_range("kv_tokens", static_cast<double>(o_.kv_tokens), 0, 1e12);
     check_range("max_draft", o_.max_draft, 1, 64);
+    check_range("attention_budget", o_.attention_budget, kLeastSparseBudget, 1 << 28);
+  }
+
+  void check_attention() const {
+    if (o_.attention == "full" || o_.attention == "sparse" || o_.attention == "request") return;
+    throw_error(ErrorCode::kBadInput, "{}: found {}, expected full, sparse or request", name("attention"),
+                io::printable(o_.attention));
   }
 
   void check_ranks() const {
@@ -214,6 +223,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.model = options.draft_model;
   draft.context = context;
   draft.kv_type = defaults.kv_type;
+  draft.attention = defaults.attention;
   draft.quantize = defaults.quantize;
   draft.quantize_budget = defaults.quantize_budget;
   draft.quantize_sample = defaults.quantize_sample;

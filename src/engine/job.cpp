@@ -162,7 +162,8 @@ std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
   auto job = std::make_shared<Job>();
   job->arrival = std::chrono::steady_clock::now();
   job->adapter = runtime.adapter_number(request.adapter);
-  job->adapter_identity = runtime.adapter_identity(job->adapter);
+  job->sparse_pages = runtime.sparse_pages(request.attention, request.attention_budget);
+  job->block_variant = runtime.block_variant(job->adapter, job->sparse_pages);
   if (!request.images.empty()) check_images(runtime, request);
   const std::vector<int32_t> text = prompt_tokens(runtime, chat_template, request);
   const std::vector<int32_t> tokens =
@@ -175,7 +176,7 @@ std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
   if (!request.stop.empty()) runtime.tokenizer();
   job->sampler.emplace(request.sampling, runtime.config().vocab);
   job->sampler->add_prompt(text);
-  job->prompt = cache.make_prompt(tokens, request.cache_salt, job->adapter_identity);
+  job->prompt = cache.make_prompt(tokens, request.cache_salt, job->block_variant);
   job->end_tokens = request.stop_tokens;
   if (!request.ignore_end) {
     job->end_tokens.insert(job->end_tokens.end(), runtime.end_tokens().begin(), runtime.end_tokens().end());

@@ -7,7 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string_view>
+#include <string>
 #include <vector>
 
 #include "engine/event_stream.h"
@@ -24,7 +24,8 @@ struct Job {
   Request request;                             // without its prompt
   int32_t adapter = -1;                        // by number; -1: none
   std::vector<ImagePlace> images;              // of the prompt, in order
-  std::string_view adapter_identity;           // the runtime's; what its blocks are named for
+  int32_t sparse_pages = 0;                    // SequenceSlice's
+  std::string block_variant;                   // what its blocks are named for (Runtime::block_variant)
   std::shared_ptr<const kv::Prompt> prompt;    // tokens and the names of their blocks
   std::shared_ptr<const Tokenizer> tokenizer;  // null: no text
   std::vector<int32_t> end_tokens;             // that end this request

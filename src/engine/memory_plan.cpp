@@ -18,7 +18,7 @@ size_t kv_bytes(const ModelConfig& config, ExecutorLimits limits, int32_t contex
   const ExecutorSpec spec = make_executor_spec(config, limits);
   size_t bytes = 0;
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
-    bytes += spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
+    bytes += spec.pool_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
   }
   return bytes;
 }
@@ -73,7 +73,7 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
   const ExecutorSpec one = make_executor_spec(config, alone);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const KvGroupSpec& group = spec.kv_groups[g];
-    const size_t block = spec.kv_block_bytes(static_cast<int>(g));
+    const size_t block = spec.pool_block_bytes(static_cast<int>(g));
     plan.groups.push_back({.window = group.window,
                            .layers = group.num_layers,
                            .bytes_per_1k_tokens = block * (1024 / kBlockTokens),
@@ -85,7 +85,8 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
   const size_t fixed = mapped + plan.weights_repacked + plan.weights_dequantized + plan.workspace;
   plan.pool = 0;
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
-    plan.pool += spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
+    plan.pool +=
+        spec.pool_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
   }
   plan.total = fixed + plan.pool;
   const size_t room = plan.memory_available > fixed ? plan.memory_available - fixed : 0;

@@ -54,6 +54,9 @@ ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& 
     OpFeatures wants;
     wants.add(OpFeature::kAdapters, setup.adapter_rank > 0);
     if ((wants & gpu->lacks()).any()) throw_error(ErrorCode::kUnsupported, "adapters run there only yet");
+    if (options.attention != "full" && gpu->lacks().has(OpFeature::kSparse)) {
+      throw_error(ErrorCode::kUnsupported, "sparse attention runs there only yet");
+    }
     runtime_spec(checkpoint, config, *gpu, options, setup);
     return tuned(std::move(gpu));
   } catch (const Error& error) {

@@ -144,7 +144,7 @@ void Planner::forget_computed() {
 // Its blocks are given up; when it starts again, what is still remembered of them is found by name.
 void Planner::start_over(Sample& sample) {
   sample.prompt =
-      cache_.make_prompt(sample.tokens, sample.job->request.cache_salt, sample.job->adapter_identity);
+      cache_.make_prompt(sample.tokens, sample.job->request.cache_salt, sample.job->block_variant);
   sample.blocks.reset();
 }
 
@@ -191,7 +191,7 @@ void Planner::make_blocks(Sample& sample) {
   const Request& request = sample.job->request;
   reserve_buffers(sample);
   sample.blocks = sample.needs_every_row()
-                      ? cache_.make_sequence(request.cache_salt, sample.job->adapter_identity)
+                      ? cache_.make_sequence(request.cache_salt, sample.job->block_variant)
                       : cache_.attach(std::move(sample.prompt));
   sample.prompt.reset();
   if (!sample.served) sample.usage.cached_tokens = sample.blocks.cached_tokens();

@@ -26,7 +26,7 @@ int64_t tokens_for(int32_t context) { return static_cast<int64_t>(blocks_for(con
 size_t pool_bytes(const ExecutorSpec& spec) {
   size_t bytes = 0;
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
-    bytes += spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
+    bytes += spec.pool_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
   }
   return bytes;
 }
@@ -176,6 +176,29 @@ void check_positions(const ModelConfig& config, int32_t context) {
               context, config.context_length, config.name);
 }
 
+// Sparse attention is of layers with keys of each head that see the whole context.
+void check_sparse(const ModelConfig& config, const Backend& backend, const EngineOptions& options,
+                  const RuntimeSetup& setup) {
+  const auto refuse = [&](std::string_view why) {
+    throw_error(ErrorCode::kUnsupported, "attention: found {}, expected full: {}", options.attention, why);
+  };
+  if (backend.lacks().has(OpFeature::kSparse)) {
+    refuse(fmt::format("the device {} has no sparse attention yet; use --device cpu", backend.name()));
+  }
+  if (config.encoder) refuse(fmt::format("{} is a text encoder", config.name));
+  if (config.latent.rank > 0) refuse(fmt::format("{} has latent attention", config.name));
+  const ExecutorSpec spec = make_executor_spec(config, {.page_summaries = true});
+  for (const KvGroupSpec& group : spec.kv_groups) {
+    if (group.head_dim > 0) refuse(fmt::format("{} has heads of several sizes", config.name));
+  }
+  bool any = false;
+  for (size_t g = 0; g < spec.kv_groups.size(); ++g) any |= spec.page_summary_bytes(static_cast<int>(g)) > 0;
+  if (!any) refuse(fmt::format("no layer of {} sees the whole context", config.name));
+  if (options.attention == "request" && !setup.shared()) {
+    throw_error(ErrorCode::kBadInput, "attention: found request, expected full or sparse: nobody asks here");
+  }
+}
+
 }  // namespace
 
 ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend, const EngineOptions& options,
@@ -193,6 +216,8 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
   limits.max_logit_rows = setup.logit_rows > 0 ? setup.logit_rows : sequences + draft_rows(options);
   limits.sequences = sequences;
   limits.adapter_rank = setup.adapter_rank;
+  limits.page_summaries = options.attention != "full";
+  if (limits.page_summaries) check_sparse(config, backend, options, setup);
   limits.kv_type =
       options.kv_type.empty() ? backend.default_kv_type() : parse_kv_type("kv_type", options.kv_type);
   if (!backend.supports_kv_type(limits.kv_type)) {

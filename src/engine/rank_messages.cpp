@@ -46,7 +46,7 @@ struct PlainSpec {
       experts_per_token, expert_ffn;
   LatentShape latent;
   StateShape state;
-  int32_t gated_attention, layer_input, expert_norms;
+  int32_t gated_attention, layer_input, expert_norms, page_summaries;
   DType kv_type;
   uint64_t groups, layers, beside;
 };
@@ -58,7 +58,7 @@ struct BatchHeader {
 };
 
 struct PlainSlice {
-  int32_t first_row, num_tokens, context_len, second_text;
+  int32_t first_row, num_tokens, context_len, second_text, sparse_pages;
 };
 
 size_t table_length(const SequenceSlice& slice) {
@@ -86,6 +86,7 @@ std::vector<std::byte> packed(const ExecutorSpec& spec) {
                            spec.gated_attention ? 1 : 0,
                            spec.layer_input,
                            spec.expert_norms ? 1 : 0,
+                           spec.page_summaries ? 1 : 0,
                            spec.kv_type,
                            spec.kv_groups.size(),
                            spec.layers.size(),
@@ -117,6 +118,7 @@ ExecutorSpec unpacked_spec(std::span<const std::byte> bytes) {
   spec.gated_attention = plain.gated_attention != 0;
   spec.layer_input = plain.layer_input;
   spec.expert_norms = plain.expert_norms != 0;
+  spec.page_summaries = plain.page_summaries != 0;
   spec.kv_type = plain.kv_type;
   spec.kv_groups.resize(plain.groups);
   spec.layers.resize(plain.layers);
@@ -136,7 +138,8 @@ void pack(const Batch& batch, size_t num_groups, std::vector<std::byte>& to) {
   append(to, batch.tokens);
   append(to, batch.logit_rows);
   for (const SequenceSlice& slice : batch.sequences) {
-    append_one(to, PlainSlice{slice.first_row, slice.num_tokens, slice.context_len, slice.second_text});
+    append_one(to, PlainSlice{slice.first_row, slice.num_tokens, slice.context_len, slice.second_text,
+                              slice.sparse_pages});
   }
   for (const SequenceSlice& slice : batch.sequences) {
     for (size_t g = 0; g < num_groups; ++g) append(to, std::span(slice.tables[g], table_length(slice)));
@@ -159,6 +162,7 @@ void ReceivedBatch::unpack(std::span<const std::byte> bytes, size_t num_groups) 
     slice.num_tokens = plain.num_tokens;
     slice.context_len = plain.context_len;
     slice.second_text = plain.second_text;
+    slice.sparse_pages = plain.sparse_pages;
   }
   reader.read(std::span(tables));
   const int32_t* at = tables.data();

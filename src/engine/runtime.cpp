@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/sparse_pages.h"
 #include "engine/checkpoint_identity.h"
 #include "engine/engine_options.h"
 #include "engine/leader_executor.h"
@@ -68,6 +69,8 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   }
   MILLRACE_CHECK(setup.adapter < std::ssize(adapters));
   r->own_adapter_ = setup.adapter;
+  r->budget_pages_ = options.attention_budget / kBlockTokens;
+  r->own_sparse_pages_ = options.attention == "sparse" ? r->budget_pages_ : 0;
   RankShare ranks;
   const bool outside = ranks_of(options) > 1 && !options.launcher.empty();
   if (outside) {
@@ -278,7 +281,39 @@ const ChatTemplate* Runtime::chat_template() {
   return &*chat_template_;
 }
 
-kv::Sequence Runtime::make_sequence() { return cache_->make_sequence({}, adapter_identity(own_adapter_)); }
+kv::Sequence Runtime::make_sequence() {
+  return cache_->make_sequence({}, block_variant(own_adapter_, own_sparse_pages_));
+}
+
+int32_t Runtime::sparse_pages(const std::string& attention, int32_t budget) const {
+  if (!attention.empty() && attention != "full" && attention != "sparse") {
+    throw_error(ErrorCode::kBadInput, "attention: found {}, expected full or sparse",
+                io::printable(attention));
+  }
+  const bool sparse = attention.empty() ? own_sparse_pages_ > 0 : attention == "sparse";
+  if (budget != 0 && !sparse) {
+    throw_error(ErrorCode::kBadInput,
+                "attention_budget: found {} with full attention, expected it with sparse", budget);
+  }
+  if (!sparse) return 0;
+  if (!spec_.page_summaries) {
+    throw_error(ErrorCode::kUnsupported,
+                "attention: found sparse, expected full: this engine was not opened with --attention sparse "
+                "or request");
+  }
+  if (budget == 0) return budget_pages_;
+  if (budget < kLeastSparseBudget) {
+    throw_error(ErrorCode::kBadInput, "attention_budget: found {}, expected at least {} tokens", budget,
+                kLeastSparseBudget);
+  }
+  return budget / kBlockTokens;
+}
+
+std::string Runtime::block_variant(int32_t adapter, int32_t sparse_pages) const {
+  std::string variant(adapter_identity(adapter));
+  if (sparse_pages > 0) variant += fmt::format("\nsparse {}", sparse_pages);
+  return variant;
+}
 
 void Runtime::check_tokens(std::span<const int32_t> tokens) const {
   for (const int32_t token : tokens) {
@@ -323,7 +358,8 @@ void Runtime::compute(std::span<const Slice> slices) {
                         .context_len = slice.sequence->length() + slice.ahead,
                         .tables = {},
                         .adapter = slice.adapter,
-                        .second_text = slice.second_text};
+                        .second_text = slice.second_text,
+                        .sparse_pages = slice.sparse_pages};
     for (size_t g = 0; g < spec_.kv_groups.size(); ++g) {
       piece.tables[g] = slice.sequence->table(static_cast<int>(g));
     }
@@ -420,8 +456,11 @@ void Runtime::compute_inputs(std::span<const StepInput> inputs) {
                   "kv cache: found no free block for {} more tokens, expected room for {} contexts of {}",
                   count, inputs.size(), spec_.max_context);
     }
-    step_slices_.push_back(
-        {.sequence = input.sequence, .tokens = input.tokens, .want = input.want, .adapter = own_adapter_});
+    step_slices_.push_back({.sequence = input.sequence,
+                            .tokens = input.tokens,
+                            .want = input.want,
+                            .adapter = own_adapter_,
+                            .sparse_pages = own_sparse_pages_});
   }
   compute(step_slices_);
 }
@@ -502,7 +541,8 @@ void Runtime::generate_greedy(kv::Sequence& sequence, int32_t token, std::span<i
                       .tokens = {&token, 1},  // which is not looked at when it is taken from the device
                       .ahead = ahead,
                       .sampled_row = launched == 0 ? -1 : 0,
-                      .adapter = own_adapter_};
+                      .adapter = own_adapter_,
+                      .sparse_pages = own_sparse_pages_};
     compute({&slice, 1});
     executor_->sample({&greedy, 1});
     ++launched;

@@ -48,6 +48,7 @@ struct Slice {
   int32_t sampled_row = -1;
   bool hidden = false;                      // read_hidden will be asked for its rows
   int32_t adapter = -1;                     // by number (Runtime::adapter_number); -1: none
+  int32_t sparse_pages = 0;                 // SequenceSlice's
   int32_t second_text = INT32_MAX;          // SequenceSlice's
   std::span<const ImagePlace> images = {};  // of the sequence, in order; none ends behind these tokens only
 };
@@ -90,6 +91,12 @@ class Runtime {
   size_t adapter_bytes() const { return adapter_bytes_; }
   std::string_view adapter_identity(int32_t adapter) const;  // empty for -1
   int32_t adapter_number(const std::string& name) const;     // -1 for no name; Error{kBadInput} for another
+
+  // SequenceSlice::sparse_pages of a request: 0 for full attention. Throws Error for a mode or a budget that
+  // is none, or that this runtime has no page summaries for.
+  int32_t sparse_pages(const std::string& attention, int32_t budget) const;
+  // What blocks are named for beside their tokens and the salt: they differ with both.
+  std::string block_variant(int32_t adapter, int32_t sparse_pages) const;
 
   // Empty; to be destroyed before the runtime.
   kv::Sequence make_sequence();
@@ -191,7 +198,9 @@ class Runtime {
   std::optional<ClassifierHead> head_;
   ModelInfo::Images images_;
   std::unique_ptr<ImageReader> image_reader_;
-  int32_t own_adapter_ = -1;  // of step(), step_greedy(), generate_greedy() and prefill()
+  // Of step(), step_greedy(), generate_greedy() and prefill(), and of requests that do not say.
+  int32_t own_adapter_ = -1, own_sparse_pages_ = 0;
+  int32_t budget_pages_ = 0;  // of requests that want sparse attention and say no more
   // Reused by every step.
   Buffer<int32_t> tokens_, logit_rows_, sampled_rows_, greedy_;
   Buffer<SequenceSlice> batch_;

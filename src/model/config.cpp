@@ -122,6 +122,7 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
   spec.gated_attention = config.gated_attention;
   spec.layer_input = config.layer_input;
   spec.expert_norms = config.expert_norms;
+  spec.page_summaries = limits.page_summaries;
   if (!config.state_layers.empty()) spec.state = config.state;
   using Heads = ModelConfig::HeadShape;
   const auto place = [&](int32_t window, bool state, Heads heads = {}) -> ExecutorSpec::LayerPlace {

@@ -127,6 +127,7 @@ struct ExecutorLimits {
   int32_t sequences = 1;
   DType kv_type = DType::kF32;
   int32_t adapter_rank = 0;  // ExecutorSpec's
+  bool page_summaries = false;
 };
 ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits& limits);
 

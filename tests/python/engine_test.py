@@ -144,6 +144,7 @@ class Generate(Tiny):
             "stop: found an empty": {"stop": ""}, "grammar: found regex as well": {"regex": "a", "grammar": "b"},
             "temperature: found nan": {"temperature": float("nan")}, "ignore_eos: found 1": {"ignore_eos": 1},
             "stop_token_ids: found a token id beyond": {"stop_token_ids": [1 << 40]}, "cache_salt: found 5": {"cache_salt": 5},
+            "attention: found 'thin'": {"attention": "thin"}, "attention_budget: found 63": {"attention_budget": 63},
             "json_schema: Expecting": {"json_schema": "{not"}, "json_schema: found 5": {"json_schema": 5},
             "choice: found 'abc'": {"choice": "abc"}, "seed: found 18446744073709551616": {"seed": 1 << 64},
             "logit_bias: found a token id beyond": {"logit_bias": {1 << 40: 1.0}}, "regex: found 5": {"regex": 5},

@@ -37,6 +37,8 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape, int threads, Arena& ar
   positions_ = arena.take<int32_t>(shape.max_rows);
   sequence_of_ = arena.take<int32_t>(shape.max_rows);
   tiles_ = arena.take<QueryTile>(shape.max_rows);
+  dense_tiles_ = arena.take<QueryTile>(shape.sparse ? shape.max_rows : 0);
+  sparse_rows_ = arena.take<int32_t>(shape.sparse ? shape.max_rows : 0);
   split_partials_ = take_partial(arena, max_partials_ * tile_rows_, padded_dim_);
   scratch_ = arena.take<AttentionScratch>(threads);
   const int64_t scratch_rows = int64_t{kMaxHeads} * tile_rows_;
@@ -64,8 +66,9 @@ size_t AttentionPlan::workspace_bytes(const AttentionShape& shape, int threads) 
 
 void AttentionPlan::begin_step(std::span<const AttentionSequence> sequences) {
   sequences_ = sequences;
-  rows_ = num_tiles_ = 0;
+  rows_ = num_tiles_ = num_dense_ = num_sparse_ = 0;
   longest_context_ = 0;
+  any_sparse_ = false;
   for (size_t i = 0; i < sequences.size(); ++i) {
     const int32_t first_row = sequences[i].first_row, num_tokens = sequences[i].num_tokens,
                   context_len = sequences[i].context_len;
@@ -81,23 +84,55 @@ void AttentionPlan::begin_step(std::span<const AttentionSequence> sequences) {
     for (int32_t t = 0; t < num_tokens; t += tokens_per_tile_) {
       tiles_[num_tiles_++] = {s, t, std::min(tokens_per_tile_, num_tokens - t)};
     }
+    any_sparse_ |= sequences[i].sparse_pages > 0;
+  }
+  if (!any_sparse_) return;
+  MILLRACE_CHECK(shape_.sparse);
+  for (int32_t row = 0; row < rows_; ++row) note_row(row);
+}
+
+void AttentionPlan::begin_rows(std::span<const AttentionSequence> sequences) {
+  sequences_ = sequences;
+  rows_ = num_tiles_ = 0;
+  MILLRACE_CHECK(std::ssize(sequences) <= shape_.max_rows);
+  for (const AttentionSequence& sequence : sequences) {
+    MILLRACE_CHECK(sequence.num_tokens == 1 && sequence.context_len < shape_.max_context);
+    tiles_[num_tiles_] = {static_cast<int32_t>(num_tiles_), 0, 1};
+    ++num_tiles_;
+  }
+  rows_ = num_tiles_;
+}
+
+// One more token of a sequence, behind those before it.
+void AttentionPlan::add_token(QueryTile* tiles, int64_t& count, int32_t sequence, int32_t token) const {
+  if (count > 0) {
+    QueryTile& last = tiles[count - 1];
+    if (last.sequence == sequence && last.first_token + last.num_tokens == token &&
+        last.num_tokens < tokens_per_tile_) {
+      ++last.num_tokens;
+      return;
+    }
+  }
+  tiles[count++] = {sequence, token, 1};
+}
+
+// Where a layer of full attention does with it.
+void AttentionPlan::note_row(int32_t row) {
+  const AttentionSequence& sequence = sequences_[sequence_of_[row]];
+  if (sequence.is_sparse(positions_[row])) {
+    sparse_rows_[num_sparse_++] = row;
+  } else {
+    add_token(dense_tiles_, num_dense_, sequence_of_[row], row - sequence.first_row);
   }
 }
 
 void AttentionPlan::keep_rows(std::span<const int32_t> rows) {
-  num_tiles_ = 0;
+  num_tiles_ = num_dense_ = num_sparse_ = 0;
   for (const int32_t row : rows) {
     MILLRACE_CHECK(row >= 0 && row < rows_);
     const int32_t sequence = sequence_of_[row], token = row - sequences_[sequence].first_row;
-    if (num_tiles_ > 0) {
-      QueryTile& last = tiles_[num_tiles_ - 1];
-      if (last.sequence == sequence && last.first_token + last.num_tokens == token &&
-          last.num_tokens < tokens_per_tile_) {
-        ++last.num_tokens;
-        continue;
-      }
-    }
-    tiles_[num_tiles_++] = {sequence, token, 1};
+    add_token(tiles_, num_tiles_, sequence, token);
+    if (any_sparse_) note_row(row);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "base/paging.h"
 #include "kernels/cpu/arena.h"
 #include "kernels/cpu/attention/attention_mask.h"
 #include "kernels/cpu/tables/kernel_table.h"
@@ -17,6 +18,7 @@ struct AttentionShape {
   int64_t max_rows = 0;        // of queries in a step
   int64_t max_context = 0;     // tokens of a sequence
   bool shared_values = false;  // values are the keys: AttentionSplit::shared_values
+  bool sparse = false;         // some sequences may have sparse_pages
 };
 
 // A sequence's rows of the batch are [first_row, first_row + num_tokens); the first of them stands at
@@ -25,6 +27,12 @@ struct AttentionSequence {
   int32_t first_row, num_tokens, context_len;
   bool both_ways = false;           // each of these tokens sees up to the last of them
   int32_t second_text = INT32_MAX;  // position where a second text begins
+  int32_t sparse_pages = 0;         // pages that a token reads in layers of full attention; 0: all
+
+  // Does the token at `position` leave pages out in such layers?
+  bool is_sparse(int32_t position) const {
+    return sparse_pages > 0 && !both_ways && position / kBlockTokens + 1 > sparse_pages;
+  }
 };
 
 // A few query tokens of one sequence that attend together, per KV head. A row of a tile is (token, head of
@@ -58,6 +66,9 @@ class AttentionPlan {
 
   // Sequences cover the rows, in order, and must outlive the step.
   void begin_step(std::span<const AttentionSequence> sequences);
+  // A step of single tokens, a sequence each, in any order of rows: for a plan whose positions are not asked
+  // for.
+  void begin_rows(std::span<const AttentionSequence> sequences);
   // From now on only these rows, ascending, are attended from.
   void keep_rows(std::span<const int32_t> rows);
 
@@ -69,6 +80,13 @@ class AttentionPlan {
   int32_t longest_context() const { return longest_context_; }  // before the step
   std::span<const AttentionSequence> sequences() const { return sequences_; }
   std::span<const QueryTile> tiles() const { return {tiles_, static_cast<size_t>(num_tiles_)}; }
+  // The same in a layer that is sparse where sequences are: tiles of the tokens that read everything, and the
+  // rows, ascending, of those that do not.
+  std::span<const QueryTile> dense_tiles() const {
+    return any_sparse_ ? std::span<const QueryTile>(dense_tiles_, static_cast<size_t>(num_dense_)) : tiles();
+  }
+  std::span<const int32_t> sparse_rows() const { return {sparse_rows_, static_cast<size_t>(num_sparse_)}; }
+  bool any_sparse() const { return any_sparse_; }              // has some sequence sparse_pages?
   const int32_t* positions() const { return positions_; }      // [rows]
   const int32_t* sequence_of() const { return sequence_of_; }  // [rows]
 
@@ -83,16 +101,21 @@ class AttentionPlan {
   const AttentionScratch& scratch(int thread) const { return scratch_[thread]; }
 
  private:
+  void add_token(QueryTile* tiles, int64_t& count, int32_t sequence, int32_t token) const;
+  void note_row(int32_t row);
+
   AttentionShape shape_;
   int32_t group_size_, tokens_per_tile_, tile_rows_;
   int64_t padded_dim_, max_split_tiles_, max_partials_;
   int32_t *positions_, *sequence_of_;
-  QueryTile* tiles_;
+  QueryTile *tiles_, *dense_tiles_;
+  int32_t* sparse_rows_;
   PartialSoftmax split_partials_;
   AttentionScratch* scratch_;  // [threads]
 
   std::span<const AttentionSequence> sequences_;
-  int64_t rows_ = 0, num_tiles_ = 0;
+  int64_t rows_ = 0, num_tiles_ = 0, num_dense_ = 0, num_sparse_ = 0;
+  bool any_sparse_ = false;
   int32_t longest_context_ = 0;
 };
 

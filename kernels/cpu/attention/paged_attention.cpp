@@ -28,12 +28,15 @@ class AttentionRun {
         head_dim_(plan.shape().head_dim),
         group_size_(plan.group_size()) {}
 
-  void run();
+  void run(std::span<const QueryTile> tiles);
 
  private:
   int32_t rows_of(const QueryTile& tile) const { return tile.num_tokens * group_size_; }
   const AttentionSequence& sequence_of(const QueryTile& tile) const {
     return plan_.sequences()[tile.sequence];
+  }
+  const int32_t* table_of(const QueryTile& tile, int kv_head) const {
+    return op_.kv.tables[op_.kv.head_tables ? tile.sequence * kv_heads_ + kv_head : tile.sequence];
   }
   void visible(const QueryTile& tile, int64_t split, int32_t* first, int32_t* last) const;
   void first_blocks(const SplitTask& task, int from_head, const uint8_t** blocks) const;
@@ -74,7 +77,7 @@ void AttentionRun::first_blocks(const SplitTask& task, int from_head, const uint
   const int32_t first = begin / kTileTokens * (kTileTokens / kBlockTokens);
   for (int32_t b = 0; b < 2 * kTileTokens / kBlockTokens; ++b) {
     if ((first + b) * kBlockTokens > position || (first + b + 1) * kBlockTokens <= begin) continue;
-    blocks[b] = op_.kv.pool + op_.kv.tables[task.tile->sequence][first + b] * op_.kv.block_bytes +
+    blocks[b] = op_.kv.pool + table_of(*task.tile, task.kv_head)[first + b] * op_.kv.block_bytes +
                 op_.kv.head_offset(task.kv_head - from_head);
   }
 }
@@ -103,7 +106,7 @@ void AttentionRun::attend_split(const SplitTask& task, const SplitTask* next, bo
   AttentionSplit args;
   args.pool = op_.kv.pool;
   args.block_bytes = op_.kv.block_bytes;
-  args.table = op_.kv.tables[tile.sequence];
+  args.table = table_of(tile, kv_head);
   args.key_offset = op_.kv.key_offset + op_.kv.head_offset(kv_head);
   args.value_offset = op_.kv.value_offset + op_.kv.head_offset(kv_head);
   args.head_bytes = op_.kv.head_bytes;
@@ -170,8 +173,9 @@ PartialSoftmax AttentionRun::partial_at(int64_t task, int64_t split, int64_t max
 // Splits by different threads, some heads of a split at a time; then their combination.
 void AttentionRun::attend_in_splits(std::span<const QueryTile> tiles, int64_t max_splits,
                                     int32_t max_rows) const {
-  const int64_t together =
-      op_.kv.one_head ? 1 : std::min<int64_t>(kv_heads_, ctx_.kernels.heads_per_split[kernel_]);
+  const int64_t together = op_.kv.one_head || op_.kv.head_tables
+                               ? 1
+                               : std::min<int64_t>(kv_heads_, ctx_.kernels.heads_per_split[kernel_]);
   const int64_t head_groups = tasks_for(kv_heads_, together);
   const auto split_task = [&](int64_t index) -> SplitTask {  // no tile: nothing to do
     const int64_t group = index / max_splits, head = group % head_groups * together;
@@ -209,8 +213,7 @@ void AttentionRun::attend_in_splits(std::span<const QueryTile> tiles, int64_t ma
   });
 }
 
-void AttentionRun::run() {
-  const std::span<const QueryTile> tiles = plan_.tiles();
+void AttentionRun::run(std::span<const QueryTile> tiles) {
   int64_t max_splits = 0;
   int32_t max_rows = 0;
   for (const QueryTile& tile : tiles) {
@@ -236,8 +239,13 @@ void AttentionRun::run() {
 
 }  // namespace
 
+void paged_attention(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op,
+                     std::span<const QueryTile> tiles) {
+  AttentionRun(ctx, plan, op).run(tiles);
+}
+
 void paged_attention(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op) {
-  AttentionRun(ctx, plan, op).run();
+  paged_attention(ctx, plan, op, plan.tiles());
 }
 
 void quantize_queries(const Context& ctx, const AttentionPlan& plan, const float* query,

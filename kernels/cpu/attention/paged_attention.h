@@ -6,6 +6,8 @@
 // numbers either way.
 #pragma once
 
+#include <span>
+
 #include "kernels/cpu/attention/attention_mask.h"
 #include "kernels/cpu/attention/attention_plan.h"
 #include "kernels/cpu/attention/paged_kv.h"
@@ -24,6 +26,9 @@ struct PagedAttention {
   float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: they stay
 };
 
+// The plan's tiles, or some of them.
+void paged_attention(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op,
+                     std::span<const QueryTile> tiles);
 void paged_attention(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op);
 
 // Queries [rows][heads * head_dim] as an int8 cache reads them; head_dim is a multiple of 32.

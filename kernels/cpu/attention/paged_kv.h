@@ -19,6 +19,8 @@ struct PagedKv {
   int64_t key_offset = 0, value_offset = 0;  // of head 0, bytes into a block
   int64_t head_bytes = 0;                    // of one head's keys, or values, in a block
   const int32_t* const* tables = nullptr;    // [sequences]: logical block -> block
+  // Each KV head has a table of its own: `tables` is [sequences][kv heads] (sparse attention).
+  bool head_tables = false;
   // All query heads read the first head, in groups that a plan takes for heads (latent attention).
   bool one_head = false;
   int64_t head_offset(int64_t head) const { return one_head ? 0 : head * head_bytes; }

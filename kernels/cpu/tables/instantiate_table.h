@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/attention/flash_backward.h"
 #include "kernels/cpu/attention/flash_forward.h"
+#include "kernels/cpu/attention/page_scores.h"
 #include "kernels/cpu/attention/paged.h"
 #include "kernels/cpu/elementwise/elementwise.h"
 #include "kernels/cpu/fused/fused_table.h"
@@ -69,6 +70,7 @@ constexpr KernelTable make_table(const char* name) {
        kMatmulQ2_K},
       {attend<KvFloat<LoadF32>>, attend<KvFloat<LoadF16>>, attend<KvFloat<LoadBF16>>, attend<KvInt8>,
        attend<KvFp8>},
+      page_scores,
       quantize_int8,
       rms_norm,
       silu_mul,

@@ -212,10 +212,26 @@ struct AttentionSplit {
 inline constexpr int32_t kMaxHeads = 8;  // of a split
 using AttentionFn = void (*)(const AttentionSplit& split);
 
+// Bounds of scores on pages (attention/page_scores.h), for the query rows that share a KV head:
+// out[r][p] = scale * sum_d (above[r][d] largest[p][d] + below[r][d] least[p][d]) for pages [first, last).
+struct PageScores {
+  const uint16_t* summaries;  // block b: [least, largest][padded_dim] in bf16, b * block_stride further on
+  int64_t block_stride;
+  const int32_t* table;  // page -> block
+  int32_t first, last;
+  int32_t rows, padded_dim;
+  const float *above, *below;  // [rows][padded_dim]: the queries, and 0 where they are below or above it
+  float scale;
+  float* out;
+  int64_t out_stride;
+};
+using PageScoresFn = void (*)(const PageScores& scores);
+
 struct KernelTable {
   const char* name;
   MatmulFn matmul[static_cast<int>(Format::kCount)];
   AttentionFn attention[static_cast<int>(KvType::kCount)];
+  PageScoresFn page_scores;
 
   // Activations [cols] -> ActivationBlock [cols / 32]; cols is a multiple of 32.
   void (*quantize_int8)(const float* x, int64_t cols, ActivationBlock* out);

@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "kernels/cpu/attention/paged_attention.h"
 #include "kernels/cpu/attention/rope_append_kv.h"
 #include "kernels/cpu/embedding/embed.h"
 #include "kernels/cpu/matmul/gemm.h"
@@ -84,6 +83,12 @@ CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, T
     // A vector behind the last value may be loaded past it: one more cache line.
     const size_t blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     kv_pools_.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks + 64, "KV cache");
+    const size_t summary = spec.page_summary_bytes(static_cast<int>(g));
+    if (summary > 0) {
+      summaries_.emplace_back(summary * blocks, "page summaries");
+    } else {
+      summaries_.emplace_back();
+    }
   }
   greedy_.resize(static_cast<size_t>(spec.max_logit_rows));
   kept_rows_.resize(static_cast<size_t>(spec.max_logit_rows));
@@ -108,8 +113,8 @@ void CpuExecutor::begin(const Batch& batch) {
   for (const SequenceSlice& slice : batch.sequences) {
     if (slice.num_tokens == 0) continue;
     MILLRACE_CHECK(sequences < batch.tokens.size());
-    work_->sequences[sequences] = {slice.first_row, slice.num_tokens, slice.context_len, slice.both_ways,
-                                   slice.second_text};
+    work_->sequences[sequences] = {slice.first_row, slice.num_tokens,  slice.context_len,
+                                   slice.both_ways, slice.second_text, slice.sparse_pages};
     for (size_t g = 0; g < kv_pools_.size(); ++g) work_->tables[g][sequences] = slice.tables[g];
     ++sequences;
   }
@@ -402,8 +407,10 @@ void CpuExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to
 // ---------------------------------------------------------------- attention
 
 // A block of a group lies as [layer][key, value][kv_head], of a latent cache as [layer][key].
-PagedKv CpuExecutor::kv_of(int layer) const {
-  const auto [group, index] = spec_.layers[layer];
+PagedKv CpuExecutor::kv_of(int layer) const { return kv_at(spec_.layers[layer]); }
+
+PagedKv CpuExecutor::kv_at(ExecutorSpec::LayerPlace place) const {
+  const auto [group, index] = place;
   PagedKv kv;
   kv.type = spec_.kv_type;
   kv.pool = kv_pools_[group].data();
@@ -465,6 +472,10 @@ void CpuExecutor::rope_append_kv(const Rope& op) {
   append.query_blocks = spec_.kv_type == DType::kQ8_0 ? work_->input.blocks : nullptr;
   append.kv = kv_of(op.layer);
   cpu::rope_append_kv(context(), append);
+  const ExecutorSpec::LayerPlace place = spec_.layers[static_cast<size_t>(op.layer)];
+  if (work_->attention_plan.any_sparse() && has_summaries(place.group)) {
+    summarize_full_pages(context(), work_->attention_plan, append.kv, summaries_at(place));
+  }
 }
 
 // Behind the keys and values of the last layer rows without logits are of no use, if nobody reads hidden
@@ -497,15 +508,7 @@ void CpuExecutor::attend(const Attend& op) {
   if (deep_) prefetch_order_.resume(pool_);
   const bool computes = part_ == nullptr || part_->has_heads();
   if (computes) {
-    paged_attention(context(), plan,
-                    {work_->query,
-                     work_->input.blocks,
-                     work_->attention,
-                     kv_of(op.layer),
-                     {op.window, op.chunk, op.bidirectional},
-                     op.scale,
-                     values_of(op.sinks),
-                     op.softcap});
+    attend_pages(op);
     if (op.gated) gate_attention();
   }
   if (leaves_out) keep_logit_rows(int64_t{spec_.heads} * spec_.head_dim_of(group));
@@ -764,11 +767,13 @@ void CpuExecutor::write_block(int group, int32_t block, std::span<const std::byt
   const std::span<std::byte> to = block_bytes(group, block);
   MILLRACE_CHECK(to.size() == from.size());
   std::memcpy(to.data(), from.data(), to.size());
+  summarize_block(group, block);
 }
 
 void CpuExecutor::copy_block(int group, int32_t from, int32_t to) {
   const std::span<std::byte> source = block_bytes(group, from);
   std::memcpy(block_bytes(group, to).data(), source.data(), source.size());
+  summarize_block(group, to);
 }
 
 std::vector<float> CpuExecutor::read_slot(Slot slot) {

@@ -16,6 +16,7 @@
 #include "backend/input_watcher.h"
 #include "backend/mixed_part.h"
 #include "base/thread_pool.h"
+#include "kernels/cpu/attention/page_summary.h"
 #include "kernels/cpu/attention/paged_kv.h"
 #include "kernels/cpu/state/time_mix.h"
 
@@ -106,6 +107,11 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   void gate_attention();
   const float* query_scales(const Rope::Growth& growth);
   PagedKv kv_of(int layer) const;
+  PagedKv kv_at(ExecutorSpec::LayerPlace place) const;
+  bool has_summaries(int group) const { return spec_.page_summary_bytes(group) > 0; }
+  PageSummaries summaries_at(ExecutorSpec::LayerPlace place) const;
+  void summarize_block(int group, int32_t block);
+  void attend_pages(const Attend& op);
   void prepare_rotation(const Rope& op);
   bool leaves_rows_out(int layer) const;
   void keep_logit_rows(int64_t attended_cols);
@@ -116,8 +122,9 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   std::unique_ptr<RankPart> part_;  // absent: this process has the whole model
   StepMemory memory_;
   std::unique_ptr<Workspace> work_;
-  std::vector<Pages> kv_pools_;      // per group
-  std::vector<int32_t> greedy_;      // [max logit rows]
+  std::vector<Pages> kv_pools_;   // per group
+  std::vector<int32_t> greedy_;   // [max logit rows]
+  std::vector<Pages> summaries_;  // per group: [layers in group] of PageSummaries; empty ones where none are
   std::vector<float> whole_logits_;  // [max logit rows][vocab]: of all ranks, on rank 0
   std::vector<int32_t> kept_rows_;   // [max logit rows]: 0, 1 ..: the logit rows when only they are kept
   PrefetchOrder prefetch_order_;

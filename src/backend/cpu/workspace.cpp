@@ -24,9 +24,10 @@ int64_t most_kv_cols(const ExecutorSpec& spec) {
 
 AttentionShape attention_shape(const ExecutorSpec& spec) {
   const bool latent = spec.latent.rank > 0;
-  return {spec.heads,       latent ? groups_of(spec.heads) : spec.kv_heads,
-          spec.head_dim,    spec.max_tokens,
-          spec.max_context, latent};
+  return {spec.heads,         latent ? groups_of(spec.heads) : spec.kv_heads,
+          spec.head_dim,      spec.max_tokens,
+          spec.max_context,   latent,
+          spec.page_summaries};
 }
 
 }  // namespace
@@ -47,6 +48,7 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
     shape.head_dim = spec.head_dim_of(g);
     group_plans[static_cast<size_t>(g)].emplace(shape, threads, arena);
   }
+  if (spec.page_summaries) sparse_plan.emplace(attention_shape(spec), threads, arena);
   const int64_t tokens = spec.max_tokens, chosen_rows = tokens * spec.experts_per_token;
   const int64_t normed_rows = std::max(tokens, int64_t{spec.max_logit_rows});
   normed = arena.take<float>(normed_rows * spec.hidden);

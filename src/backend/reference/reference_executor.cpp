@@ -239,6 +239,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       layer.bidirectional_length = op.bidirectional || s.both_ways ? s.context_len + s.num_tokens : 0;
       layer.both_ways = s.both_ways;
       layer.table = table_of(s, op.layer);
+      layer.sparse_pages = s.sparse_pages;
       reference::attend(layer, position, &query_[row * cols], &attention_[row * cols]);
     });
     for (int64_t i = 0; op.gated && i < rows_ * cols; ++i) {
