@@ -365,6 +365,10 @@ struct KvGroupSpec {
   int32_t num_layers = 0;  // how many layers live in this group
   int32_t num_blocks = 0;  // pool size
   bool state = false;      // of layers with a state; the window is kStateWindow
+  // Ranks that the blocks are spread over (base/paging.h), num_blocks of all of them together; a group that
+  // is not spread is whole on every rank.
+  int32_t shelves = 1;
+  int32_t blocks_here() const { return num_blocks / shelves; }  // of each rank
 };
 
 // Of latent attention (NormLatentQkv); rank 0: a model has none.
