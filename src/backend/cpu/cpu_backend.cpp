@@ -1,5 +1,6 @@
 #include "backend/cpu/cpu_backend.h"
 
+#include "backend/cpu/context_part.h"
 #include "backend/cpu/cpu_executor.h"
 #include "backend/cpu/memory.h"
 #include "backend/cpu/weight.h"
@@ -41,7 +42,12 @@ class CpuBackend final : public Backend {
   const dist::Shares* shares() const override { return shares_; }
   OpFeatures lacks() const override {
     OpFeatures missing;
-    missing.add(OpFeature::kNormWhole, group_ != nullptr);  // over heads that other ranks have
+    missing.add(OpFeature::kNormWhole, group_ != nullptr && !spreads_context());  // over others' heads too
+    // What a token sees behind it, or keeps beside keys and values, is not spread.
+    for (const OpFeature feature : {OpFeature::kState, OpFeature::kStateBeside, OpFeature::kLatent,
+                                    OpFeature::kBidirectional, OpFeature::kAdapters, OpFeature::kImages}) {
+      missing.add(feature, spreads_context());
+    }
     return missing;
   }
 
@@ -67,6 +73,11 @@ class CpuBackend final : public Backend {
   }
 
   size_t workspace_bytes(const ExecutorSpec& spec) const override {
+    if (spreads_context()) {
+      return cpu::workspace_bytes(spec, int64_t{spec.heads} * spec.head_dim, pool_.size(),
+                                  kernels_.quantize_bf16_tile != nullptr) +
+             cpu::ContextPart::buffer_bytes(spec, shares_->context_ranks());
+    }
     const ExecutorSpec local = shares_ == nullptr ? spec : cpu::RankPart::local_spec(*shares_, spec);
     return cpu::workspace_bytes(local, int64_t{spec.heads} * spec.head_dim, pool_.size(),
                                 kernels_.quantize_bf16_tile != nullptr);
@@ -87,6 +98,10 @@ class CpuBackend final : public Backend {
                   "KV cache type int8: heads of {} dimensions, expected a multiple of {}", spec.head_dim,
                   kKvScaleDims);
     }
+    if (group_ != nullptr && spreads_context()) {
+      return std::make_unique<cpu::CpuExecutor>(spec, kernels_, pool_,
+                                                std::make_unique<cpu::ContextPart>(*group_, spec));
+    }
     if (group_ != nullptr)
       return std::make_unique<cpu::CpuExecutor>(spec, kernels_, pool_, *group_, *shares_);
     return std::make_unique<cpu::CpuExecutor>(spec, kernels_, pool_);
@@ -99,11 +114,12 @@ class CpuBackend final : public Backend {
   }
 
  private:
+  bool spreads_context() const { return shares_ != nullptr && shares_->context_ranks() > 1; }
   std::string ranks_text() const {
     if (group_ != nullptr) {
       return fmt::format(", rank {} of {} over {}", group_->rank(), group_->size(), group_->name());
     }
-    if (shares_ == nullptr) return "";
+    if (shares_ == nullptr || spreads_context()) return "";
     return fmt::format(", stage {} of {}", shares_->stage(), shares_->stages());
   }
 
