@@ -198,6 +198,11 @@ class Run(CliTest):
         self.bad("run", self.model, "-p", "a", "--pipeline-parallel", 0, says=["--pipeline-parallel", "0"])
         self.bad("run", self.model, "-p", "a", "--tensor-parallel", 2, "--pipeline-parallel", 2,
                  says=["--pipeline-parallel", "--tensor-parallel 2"])
+        self.bad("run", self.model, "-p", "a", "--context-parallel", 17, says=["--context-parallel", "17"])
+        self.bad("run", self.model, "-p", "a", "--context-parallel", 2, "--pipeline-parallel", 2,
+                 says=["--context-parallel", "--pipeline-parallel 2"])
+        self.bad("run", self.model, "-p", "a", "--context-parallel", 2, "--rank-speeds", "1,2", says=["--rank-speeds"])
+        self.bad("serve", self.model, "--context-parallel", 2, "--shrink", says=["--shrink", "--context-parallel 2"])
         self.bad("run", self.model, "-p", "a", "--tensor-parallel", 2, "--rank-speeds", "1,x", says=["--rank-speeds", "1,x"])
         self.bad("run", self.model, "-p", "a", "--tensor-parallel", 2, "--rank-speeds", "1,2,3", says=["--rank-speeds", "3"])
         self.bad("serve", self.model, "--tensor-parallel", 2, "--rank-hosts", "a,b,c", says=["--rank-hosts", "3", "2"])
@@ -413,6 +418,15 @@ class Inspect(CliTest):
                 self.assertEqual([part["begin"] for part in parts], bounds[:-1])
                 self.assertEqual(bounds[-1], parts[0]["of"])
         self.assertIn("received per token", self.good("inspect", self.model, "--ranks", 3, "--tensors"))
+
+    def test_ranks_of_a_context(self):
+        one = self.good_json("inspect", self.model, "--ctx", 6144)["memory"]
+        plan = self.good_json("inspect", self.model, "--ctx", 6144, "--ranks", 3, "--context-parallel")
+        self.assertEqual(plan["context_parallel"]["ranks"], 3)
+        self.assertEqual(plan["context_parallel"]["kv_bytes_at_context"] * 3,
+                         sum(group["bytes_at_context"] for group in one["kv_groups"]))
+        self.assertGreater(plan["context_parallel"]["received_bytes_per_token_at_context"], 0)
+        self.assertIn("Over 3 ranks", self.good("inspect", self.model, "--ranks", 3, "--context-parallel"))
 
     def test_bad_input(self):
         self.bad("inspect", self.path / "none.gguf", says=["none.gguf"])

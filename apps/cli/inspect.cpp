@@ -29,6 +29,7 @@ struct InspectOptions {
   EngineOptions engine = default_options();
   bool tensors = false, json = false;
   int32_t ranks = 1;
+  bool context_parallel = false;
   std::string rank_speeds;
 };
 
@@ -40,6 +41,7 @@ constexpr const char* kInspectFooter =
     "  millrace inspect gpt-oss-120b                            # before it is fetched: its first megabytes "
     "do\n"
     "  millrace inspect model.gguf --ranks 3                    # shared by three processes\n"
+    "  millrace inspect model.gguf --ranks 3 --context-parallel # a context three times as long\n"
     "  millrace inspect model.gguf --json | jq .memory";
 
 // A metadata value for people: long text and arrays cut short.
@@ -278,12 +280,32 @@ Json plan_json(const dist::Plan& plan) {
           {"exchanges_per_step", plan.exchanges_per_step()}};
 }
 
+std::string context_text(const ContextPlan& plan, int32_t context) {
+  std::string out = fmt::format(
+      "\nOver {} ranks, each with the whole model and a part of every context (the memory above is one "
+      "rank's)\n",
+      plan.ranks);
+  const auto line = [&](std::string_view label, size_t bytes) {
+    out += fmt::format("  {:<44} {:>12}\n", label, human_bytes(bytes));
+  };
+  line(fmt::format("kv of one context of {}, at most", context), plan.kv_bytes);
+  line("received for a token at its end", plan.received_per_token);
+  return out;
+}
+
+Json context_json(const ContextPlan& plan) {
+  return {{"ranks", plan.ranks},
+          {"kv_bytes_at_context", plan.kv_bytes},
+          {"received_bytes_per_token_at_context", plan.received_per_token}};
+}
+
 int inspect(const InspectOptions& options) {
   EngineOptions sharing = options.engine;
   sharing.tensor_parallel = options.ranks;
   sharing.rank_speeds = options.rank_speeds;
   const std::vector<double> speeds = parse_rank_speeds("--rank-speeds", sharing);
   EngineOptions given = options.engine;
+  if (options.context_parallel) given.context_parallel = options.ranks;
   // What "auto" chooses is measured on the weights: for that the model has to be here.
   if (given.quantize == "auto") given.model = find_model(given.model, given);
   const FoundHead head = find_head(given.model);
@@ -294,12 +316,16 @@ int inspect(const InspectOptions& options) {
   const EngineOptions engine = checked(given);
   const RuntimeSetup setup{.weights = weight_types(engine)};
   tell_quantized(setup.weights.note);
-  const ChosenBackend chosen = open_backend(checkpoint, config, engine, setup);
+  check_stages(config, engine);
+  const bool spread = engine.context_parallel > 1;
+  const dist::Shares shares = shares_of(engine, 0);
+  const ChosenBackend chosen =
+      open_backend(checkpoint, config, engine, setup, {nullptr, spread ? &shares : nullptr});
   const std::unique_ptr<Backend>& backend = chosen.backend;
   tell_device(chosen.note);
   const MemoryPlan plan = plan_memory(checkpoint, config, *backend, engine, setup);
   std::optional<dist::Plan> ranks;
-  if (options.ranks > 1) ranks = plan_ranks(checkpoint, config, plan.kv_type, speeds);
+  if (options.ranks > 1 && !spread) ranks = plan_ranks(checkpoint, config, plan.kv_type, speeds);
   if (options.json) {
     Json out = {{"path", valid_utf8(path)},
                 {"config", config_json(config)},
@@ -309,10 +335,16 @@ int inspect(const InspectOptions& options) {
                 {"memory", memory_json(plan)}};
     if (const std::string placement = backend->placement(); !placement.empty()) out["placement"] = placement;
     if (ranks) out["tensor_parallel"] = plan_json(*ranks);
+    if (spread)
+      out["context_parallel"] =
+          context_json(plan_context(config, plan.context, plan.kv_type, engine.context_parallel));
     write_json(out);
   } else {
     print_text(options, path, checkpoint, config, *backend, plan);
     if (ranks) write_stdout(plan_text(*ranks, options.tensors));
+    if (spread)
+      write_stdout(context_text(plan_context(config, plan.context, plan.kv_type, engine.context_parallel),
+                                plan.context));
   }
   return 0;
 }
@@ -330,9 +362,14 @@ void add_inspect(CommandLine& line) {
               "how so many processes would share it: rows, memory, bytes exchanged")
       .range(1, dist::kMaxTensorRanks)
       .show_default();
+  command.flag("--context-parallel", options->context_parallel,
+               "these processes have the whole model each, and a part of every context");
+  command.refuse_unless(
+      "--context-parallel", [options] { return options->ranks > 1; }, "without --ranks");
   command.option("--rank-speeds", options->rank_speeds, "their speeds, 3,1,1: who is faster gets more");
   command.refuse_unless(
-      "--rank-speeds", [options] { return options->ranks > 1; }, "without --ranks");
+      "--rank-speeds", [options] { return options->ranks > 1 && !options->context_parallel; },
+      "without --ranks, or with --context-parallel");
   add_planning_options(command, options->engine);
   add_quantize_option(command, options->engine);
   command.footer(kInspectFooter);

@@ -5,6 +5,7 @@
 #include "confirm.h"
 #include "dist/shares.h"
 #include "engine/engine_options.h"
+#include "engine/rank_group.h"
 #include "input.h"
 #include "model/adapter.h"
 #include "quant/request.h"
@@ -93,6 +94,14 @@ void add_rank_options(Command& command, EngineOptions& options) {
       .show_default()
       .group(kModelGroup);
   command
+      .option(
+          "--context-parallel", options.context_parallel,
+          "the same with the whole model in each process, and a part of every context: its keys and values, "
+          "and of a prompt its tokens")
+      .range(1, dist::kMaxTensorRanks)
+      .show_default()
+      .group(kModelGroup);
+  command
       .option("--rank-speeds", options.rank_speeds,
               "speeds of these processes, 3,1,1: who is faster gets more of the model; default: all alike")
       .group(kModelGroup);
@@ -116,7 +125,9 @@ void add_launch_options(Command& command, EngineOptions& options, const std::fun
     return command.option(name, value, help).group(group);
   };
   add("--launcher", options.launcher,
-      "command that starts the processes of --tensor-parallel or --pipeline-parallel, with its options; "
+      "command that starts the processes of --tensor-parallel, --pipeline-parallel or --context-parallel, "
+      "with "
+      "its options; "
       "default: mpirun, unless it has started this one");
   add("--rank-hosts", options.rank_hosts, "hosts that they are started on, node1,node2,node3: one each");
   add("--front-address", options.front_address, "address of this process that they connect to, with a key")
@@ -129,7 +140,8 @@ void add_launch_options(Command& command, EngineOptions& options, const std::fun
   command.flag("--shrink", options.shrink, "a lost rank that cannot be started again is left out")
       .group(group);
   for (const char* name : {"--launcher", "--rank-hosts", "--front-address", "--restart", "--shrink"}) {
-    command.refuse_unless(name, of_use, "without --tensor-parallel or --pipeline-parallel");
+    command.refuse_unless(name, of_use,
+                          "without --tensor-parallel, --pipeline-parallel or --context-parallel");
   }
 }
 
@@ -244,7 +256,7 @@ EngineOptions checked(EngineOptions options) {
     options.cpu_experts = defaults.cpu_experts;
     options.expert_counts = defaults.expert_counts;
   }
-  if (options.tensor_parallel == 1 && options.pipeline_parallel == 1) {
+  if (ranks_of(options) == 1) {
     options.rank_speeds = options.launcher = options.rank_hosts = "";
     options.restart = options.shrink = false;
   }

@@ -98,7 +98,8 @@ void refuse_idle_options(Command& command, const ServeOptions& o) {
   for (const char* name : {"--max-models", "--unload-after", "--models-memory"}) {
     command.refuse_unless(name, several, "without --models");
   }
-  for (const char* name : {"--tensor-parallel", "--pipeline-parallel", "--data-parallel", "--parallel"}) {
+  for (const char* name :
+       {"--tensor-parallel", "--pipeline-parallel", "--context-parallel", "--data-parallel", "--parallel"}) {
     command.refuse_unless(
         name, [several] { return !several(); }, "with --models: ranks share one model");
   }

@@ -60,6 +60,9 @@ struct EngineOptions {
   int32_t tensor_parallel = 1;
   // The same with whole layers in each, one behind the other; not together with tensor_parallel.
   int32_t pipeline_parallel = 1;
+  // The same with the whole model in each, and a part of every context: its keys and values, and of a prompt
+  // its tokens. Not together with the other two.
+  int32_t context_parallel = 1;
   // Replicas of the model, 1 to 16, each with a cache of its own: a request goes to the one that has most of
   // its prompt. Only on CPUs; with ranks (launcher), each has as many of them.
   int32_t data_parallel = 1;

@@ -438,6 +438,10 @@ struct KvGroupSpec {
   bool state = false;      // of layers with a state; the window is kStateWindow
   // Of its layers' heads, where groups differ in them (Gemma 4); 0: ExecutorSpec's.
   int32_t kv_heads = 0, head_dim = 0;
+  // Ranks that the blocks are spread over (base/paging.h), num_blocks of all of them together; a group that
+  // is not spread is whole on every rank.
+  int32_t shelves = 1;
+  int32_t blocks_here() const { return num_blocks / shelves; }  // of each rank
 };
 
 // Of latent attention (NormLatentQkv); rank 0: a model has none.

@@ -34,7 +34,7 @@ std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOption
   if (options.shares != nullptr) {
     throw_error(ErrorCode::kUnsupported,
                 "device {}: found {} ranks that share a model, expected one: only the cpu device does that",
-                name, options.shares->ranks() * options.shares->stages());
+                name, options.shares->ranks() * options.shares->stages() * options.shares->context_ranks());
   }
   if (name == "reference") return make_reference_backend();
   if (const std::optional<int> gpu = gpu_of(name)) return make_cuda_backend(options, *gpu);

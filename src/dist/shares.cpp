@@ -34,6 +34,14 @@ Shares Shares::pipeline(int stage, std::vector<double> speeds) {
   return shares;
 }
 
+Shares Shares::context(int rank, int ranks) {
+  even(rank, ranks);  // throws for numbers that cannot be
+  Shares shares = even(0, 1);
+  shares.context_rank_ = rank;
+  shares.context_ranks_ = ranks;
+  return shares;
+}
+
 Range Shares::layers_of(int stage, int64_t total) const {
   const std::vector<int64_t> bounds = cut_units(total, stage_speeds_);
   return {bounds[static_cast<size_t>(stage)], bounds[static_cast<size_t>(stage) + 1]};

@@ -1,7 +1,8 @@
 // Shares: how dimensions are cut over the ranks of tensor parallelism, by the shape and the ranks' shares
 // alone, so that every rank knows everybody's part. Rows of matrices are cut into units of up to 32 (what
 // kernels take at once); attention is cut by heads, and where there are more ranks than KV heads several
-// ranks hold the same KV head. Or how layers are cut over the stages of a pipeline, of whole layers each.
+// ranks hold the same KV head. Or how layers are cut over the stages of a pipeline, of whole layers each. Or
+// which rank this is of those that a context is spread over: each has the whole model.
 #pragma once
 
 #include <cstddef>
@@ -33,6 +34,11 @@ class Shares {
   Range layers(int64_t total) const { return layers_of(stage_, total); }
   Range layers_of(int stage, int64_t total) const;
 
+  // A rank of those that a context is spread over: all rows, heads and layers.
+  static Shares context(int rank, int ranks);
+  int context_rank() const { return context_rank_; }
+  int context_ranks() const { return context_ranks_; }  // 1: it is not spread
+
   int rank() const { return rank_; }
   int ranks() const { return static_cast<int>(speeds_.size()); }
   const std::vector<double>& speeds() const { return speeds_; }
@@ -54,6 +60,7 @@ class Shares {
   std::vector<double> speeds_;
   int stage_ = 0;
   std::vector<double> stage_speeds_ = {1.0};
+  int context_rank_ = 0, context_ranks_ = 1;
 };
 
 }  // namespace millrace::dist

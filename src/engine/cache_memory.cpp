@@ -7,7 +7,7 @@ namespace millrace {
 CacheMemory::CacheMemory(Runtime& runtime, const SampleTable& samples)
     : cache_(runtime.cache()), spec_(runtime.spec()), samples_(samples) {}
 
-int32_t CacheMemory::available(int group) const { return cache_.available(group); }
+int32_t CacheMemory::available(int count) const { return cache_.available(count); }
 
 sched::Counts CacheMemory::to_grow(sched::Id id, int32_t tokens) const {
   return cache_.blocks_to_reserve(samples_[id].blocks, tokens);
@@ -20,13 +20,22 @@ sched::Memory::Start CacheMemory::to_start(sched::Id id) const {
   const size_t groups = spec_.kv_groups.size();
   if (sample.blocks) {  // swapped out
     start.blocks = cache_.blocks_to_swap_in(sample.blocks);
-    for (size_t g = 0; g < groups; ++g) ++start.blocks[g];  // for the token it is about to compute
+    // For the token it is about to compute.
+    for (int c = 0; c < cache_.counts(); ++c) ++start.blocks[static_cast<size_t>(c)];
     return start;
   }
   const kv::Match match = sample.needs_every_row() ? kv::Match{} : cache_.match(*sample.prompt);
   start.computed = match.tokens;
   start.loading = match.from_disk > 0;
+  size_t count = 0;
   for (size_t g = 0; g < groups; ++g) {
+    if (const int32_t shelves = spec_.kv_groups[g].shelves; shelves > 1) {
+      for (int32_t s = 0; s < shelves; ++s, ++count) {
+        start.blocks[count] = match.takes[count] + blocks_on_shelf(blocks_for(known), s, shelves) -
+                              blocks_on_shelf(blocks_for(match.tokens), s, shelves);
+      }
+      continue;
+    }
     int32_t more = blocks_for(known) - blocks_for(match.tokens);
     const int32_t window = spec_.kv_groups[g].window;
     if (spec_.kv_groups[g].state) {
@@ -34,7 +43,8 @@ sched::Memory::Start CacheMemory::to_start(sched::Id id) const {
     } else if (window > 0) {
       more = std::min(more, blocks_for(window) + blocks_for(spec_.max_tokens) + 1);
     }
-    start.blocks[g] = match.takes[g] + more;
+    start.blocks[count] = match.takes[count] + more;
+    ++count;
   }
   return start;
 }

@@ -13,7 +13,7 @@ class CacheMemory final : public sched::Memory {
  public:
   CacheMemory(Runtime& runtime, const SampleTable& samples);
 
-  int32_t available(int group) const override;
+  int32_t available(int count) const override;
   sched::Counts to_grow(sched::Id id, int32_t tokens) const override;
   Start to_start(sched::Id id) const override;
   sched::Counts freed_by(sched::Id id) const override;

@@ -91,17 +91,32 @@ class OptionChecker {
   void check_ranks() const {
     check_range("tensor_parallel", o_.tensor_parallel, 1, dist::kMaxTensorRanks);
     check_range("pipeline_parallel", o_.pipeline_parallel, 1, dist::kMaxTensorRanks);
+    check_range("context_parallel", o_.context_parallel, 1, dist::kMaxTensorRanks);
     if (o_.tensor_parallel > 1 && o_.pipeline_parallel > 1) {
       throw_error(ErrorCode::kUnsupported, "{}: found {} with {} {}, expected one of both",
                   name("pipeline_parallel"), o_.pipeline_parallel, name("tensor_parallel"),
                   o_.tensor_parallel);
     }
+    for (const auto& [field, ranks] : {std::pair{"tensor_parallel", o_.tensor_parallel},
+                                       std::pair{"pipeline_parallel", o_.pipeline_parallel}}) {
+      if (o_.context_parallel == 1 || ranks == 1) continue;
+      throw_error(ErrorCode::kUnsupported, "{}: found {} with {} {}, expected one of both",
+                  name("context_parallel"), o_.context_parallel, name(field), ranks);
+    }
+    if (o_.context_parallel > 1 && !o_.rank_speeds.empty()) {
+      throw_error(ErrorCode::kUnsupported, "{}: found {} {}, expected none: ranks of a context are alike",
+                  name("rank_speeds"), name("context_parallel"), o_.context_parallel);
+    }
+    if (o_.context_parallel > 1 && o_.shrink) {
+      throw_error(ErrorCode::kUnsupported,
+                  "{}: found {} {}, expected none: every rank has a part of the context", name("shrink"),
+                  name("context_parallel"), o_.context_parallel);
+    }
     parse_rank_speeds(name("rank_speeds"), o_);
     if (ranks_of(o_) > 1 && !o_.quantize.empty()) {
       throw_error(ErrorCode::kUnsupported,
                   "{}: found {} {}, expected one process: millrace quantize writes the file first",
-                  name("quantize"), name(o_.pipeline_parallel > 1 ? "pipeline_parallel" : "tensor_parallel"),
-                  ranks_of(o_));
+                  name("quantize"), name(ranks_option(o_)), ranks_of(o_));
     }
     check_launcher();
     if (ranks_of(o_) > 1 && !o_.adapters.empty()) {
@@ -169,6 +184,7 @@ class OptionChecker {
                                       {"adapters", !o_.adapters.empty()},
                                       {"tensor_parallel", o_.tensor_parallel > 1},
                                       {"pipeline_parallel", o_.pipeline_parallel > 1},
+                                      {"context_parallel", o_.context_parallel > 1},
                                       {"speculation", o_.speculation == Speculation::kDraft}}) {
       if (!used) continue;
       throw_error(ErrorCode::kBadInput,
@@ -239,6 +255,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.prefix_cache = false;
   draft.tensor_parallel = defaults.tensor_parallel;  // rank 0 guesses alone
   draft.pipeline_parallel = defaults.pipeline_parallel;
+  draft.context_parallel = defaults.context_parallel;
   draft.rank_speeds = defaults.rank_speeds;
   draft.launcher = defaults.launcher;
   draft.data_parallel = defaults.data_parallel;
@@ -253,7 +270,8 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
 
 sched::Limits limits_of(const EngineOptions& options, const ExecutorSpec& spec, bool whole_prompts) {
   sched::Limits limits;
-  limits.groups = static_cast<int32_t>(spec.kv_groups.size());
+  limits.groups = 0;
+  for (const KvGroupSpec& group : spec.kv_groups) limits.groups += group.shelves;
   limits.step_tokens = spec.max_tokens;
   limits.logit_rows = spec.max_logit_rows;
   limits.max_running = options.max_running;

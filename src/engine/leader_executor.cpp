@@ -73,7 +73,22 @@ std::span<const int32_t> LeaderExecutor::greedy_tokens() {
   return inner().greedy_tokens();
 }
 
+int LeaderExecutor::keeper(int group, int32_t block) const {
+  return block % spec_.kv_groups[static_cast<size_t>(group)].shelves;
+}
+
+void LeaderExecutor::tell_rank(int rank, const RankMessage& message, std::span<const std::byte> bytes) {
+  group_.send(rank, std::as_bytes(std::span(&message, 1)));
+  if (!bytes.empty()) group_.send(rank, bytes);
+}
+
 void LeaderExecutor::read_block(int group, int32_t block, std::span<std::byte> to) {
+  if (shares_.context_ranks() > 1) {  // whole, on its keeper
+    const int rank = keeper(group, block);
+    if (rank == 0) return inner().read_block(group, block, to);
+    tell_rank(rank, {.kind = Kind::kReadBlock, .group = group, .from = block});
+    return group_.recv(rank, to);
+  }
   tell({.kind = Kind::kReadBlock, .group = group, .from = block});
   for (int r = 0; r < group_.size(); ++r) {
     const BlockPart part = block_part(spec_, shares_, r, group);
@@ -91,6 +106,19 @@ void LeaderExecutor::read_block(int group, int32_t block, std::span<std::byte> t
 }
 
 void LeaderExecutor::write_block(int group, int32_t block, std::span<const std::byte> from) {
+  if (shares_.context_ranks() > 1) {  // to its keeper, or to everybody
+    const bool spread = spec_.kv_groups[static_cast<size_t>(group)].shelves > 1;
+    const RankMessage message{.kind = Kind::kWriteBlock, .group = group, .to = block, .bytes = from.size()};
+    for (int r = 0; r < group_.size(); ++r) {
+      if (spread && r != keeper(group, block)) continue;
+      if (r == 0) {
+        inner().write_block(group, block, from);
+      } else {
+        tell_rank(r, message, from);
+      }
+    }
+    return;
+  }
   for (int r = 0; r < group_.size(); ++r) {
     const BlockPart part = block_part(spec_, shares_, r, group);
     if (part.empty()) continue;
@@ -109,6 +137,16 @@ void LeaderExecutor::write_block(int group, int32_t block, std::span<const std::
 }
 
 void LeaderExecutor::copy_block(int group, int32_t from, int32_t to) {
+  if (shares_.context_ranks() > 1 && spec_.kv_groups[static_cast<size_t>(group)].shelves > 1) {
+    const int rank = keeper(group, from);
+    if (rank != keeper(group, to)) {
+      part_.resize(spec_.kv_block_bytes(group));
+      read_block(group, from, part_);
+      return write_block(group, to, part_);
+    }
+    if (rank == 0) return inner().copy_block(group, from, to);
+    return tell_rank(rank, {.kind = Kind::kCopyBlock, .group = group, .from = from, .to = to});
+  }
   tell({.kind = Kind::kCopyBlock, .group = group, .from = from, .to = to});
   inner().copy_block(group, from, to);
 }
@@ -156,7 +194,10 @@ class Follower {
         executor_->greedy_tokens();
         return;
       case Kind::kReadBlock:
-        bytes_.resize(part_bytes(spec_, block_part(spec_, *backend_.shares(), group_.rank(), message.group)));
+        bytes_.resize(
+            backend_.shares()->context_ranks() > 1
+                ? spec_.kv_block_bytes(message.group)
+                : part_bytes(spec_, block_part(spec_, *backend_.shares(), group_.rank(), message.group)));
         if (bytes_.empty()) return;
         executor_->read_block(message.group, message.from, bytes_);
         executor_->finish_reads();

@@ -33,6 +33,9 @@ class LeaderExecutor final : public ForwardingExecutor {
 
  private:
   void tell(const RankMessage& message, std::span<const std::byte> bytes = {});
+  // A context over ranks: who has a block, and a message to it alone.
+  int keeper(int group, int32_t block) const;
+  void tell_rank(int rank, const RankMessage& message, std::span<const std::byte> bytes = {});
 
   dist::Communicator& group_;
   const dist::Shares& shares_;

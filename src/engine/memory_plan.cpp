@@ -12,15 +12,12 @@ namespace millrace {
 namespace {
 
 // Bytes of KV pools for `sequences` of `context`.
-size_t kv_bytes(const ModelConfig& config, ExecutorLimits limits, int32_t context, int32_t sequences) {
+size_t kv_bytes(const ModelConfig& config, const EngineOptions& options, ExecutorLimits limits,
+                int32_t context, int32_t sequences) {
   limits.max_context = context;
   limits.sequences = sequences;
   const ExecutorSpec spec = make_executor_spec(config, limits);
-  size_t bytes = 0;
-  for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
-    bytes += spec.pool_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
-  }
-  return bytes;
+  return pool_bytes(spec, options);
 }
 
 // The largest n in [0, max] for which fits(n); fits is monotone.
@@ -74,25 +71,22 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const KvGroupSpec& group = spec.kv_groups[g];
     const size_t block = spec.pool_block_bytes(static_cast<int>(g));
-    plan.groups.push_back({.window = group.window,
-                           .layers = group.num_layers,
-                           .bytes_per_1k_tokens = block * (1024 / kBlockTokens),
-                           .bytes_at_context = block * static_cast<size_t>(one.kv_groups[g].num_blocks),
-                           .state = group.state});
+    plan.groups.push_back(
+        {.window = group.window,
+         .layers = group.num_layers,
+         .bytes_per_1k_tokens = block * (1024 / kBlockTokens) / static_cast<size_t>(group.shelves),
+         .bytes_at_context = block * static_cast<size_t>(one.kv_groups[g].blocks_here()),
+         .state = group.state});
   }
   // A device with memory of its own holds copies; the file's mapping is the machine's.
   const size_t mapped = backend.own_memory() ? 0 : plan.weights_mapped;
   const size_t fixed = mapped + plan.weights_repacked + plan.weights_dequantized + plan.workspace;
-  plan.pool = 0;
-  for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
-    plan.pool +=
-        spec.pool_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
-  }
+  plan.pool = pool_bytes(spec, options);
   plan.total = fixed + plan.pool;
   const size_t room = plan.memory_available > fixed ? plan.memory_available - fixed : 0;
-  plan.longest_context =
-      largest(config.context_length, [&](int32_t n) { return kv_bytes(config, limits, n, 1) <= room; });
-  const size_t each = kv_bytes(config, limits, limits.max_context, 1);
+  plan.longest_context = largest(config.context_length,
+                                 [&](int32_t n) { return kv_bytes(config, options, limits, n, 1) <= room; });
+  const size_t each = kv_bytes(config, options, limits, limits.max_context, 1);
   plan.users_at_context = static_cast<int32_t>(std::min<size_t>(
       each == 0 ? 0 : room / each, static_cast<size_t>(std::numeric_limits<int32_t>::max())));
   return plan;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "engine/available_memory.h"
 #include "engine/engine_options.h"
+#include "engine/rank_launcher.h"
 #include "kernels/quant/kv_types.h"
 
 namespace millrace {
@@ -23,13 +24,8 @@ int32_t least_context(const ModelConfig& config) { return std::min(config.contex
 // One block more than the context: the token that is one too many is written before it is found out.
 int64_t tokens_for(int32_t context) { return static_cast<int64_t>(blocks_for(context) + 1) * kBlockTokens; }
 
-size_t pool_bytes(const ExecutorSpec& spec) {
-  size_t bytes = 0;
-  for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
-    bytes += spec.pool_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
-  }
-  return bytes;
-}
+// So many logical blocks, where every shelf has what the fullest has of them.
+int32_t on_shelves(int32_t blocks, int32_t shelves) { return blocks_on_shelf(blocks, 0, shelves) * shelves; }
 
 // Room for `tokens` of all sequences together. A window group needs the window of everybody who runs, the
 // step being written, and the tails that the prefix cache keeps (about one window in every 512 tokens).
@@ -47,7 +43,7 @@ void set_shared_blocks(ExecutorSpec& spec, int32_t sequences, int64_t tokens) {
       blocks =
           std::min(blocks, sequences * window + blocks_for(spec.max_tokens) + tokens / kTailEvery * window);
     }
-    group.num_blocks = static_cast<int32_t>(blocks);
+    group.num_blocks = on_shelves(static_cast<int32_t>(blocks), group.shelves);
   }
 }
 
@@ -73,12 +69,13 @@ size_t free_on_device(size_t memory, const io::Checkpoint& checkpoint, const Mod
 
 // Blocks of a shared pool, as many tokens as `max_bytes` bytes hold and no more than `tokens`; how many that
 // is.
-int64_t set_blocks_within(ExecutorSpec& spec, int32_t sequences, int64_t tokens, size_t max_bytes) {
+int64_t set_blocks_within(ExecutorSpec& spec, int32_t sequences, int64_t tokens, size_t max_bytes,
+                          const EngineOptions& options) {
   int64_t low = 0, high = tokens / kBlockTokens;
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
     set_shared_blocks(spec, sequences, middle * kBlockTokens);
-    if (pool_bytes(spec) <= max_bytes) {
+    if (pool_bytes(spec, options) <= max_bytes) {
       low = middle;
     } else {
       high = middle - 1;
@@ -140,16 +137,17 @@ int32_t default_context(const ModelConfig& config, const ExecutorLimits& limits,
     if (setup.shared()) longer.sequences = 1;
     ExecutorSpec spec = make_executor_spec(config, longer);
     if (setup.shared()) set_shared_blocks(spec, limits.sequences, tokens_for(context));
-    return pool_bytes(spec) <= room;
+    return pool_bytes(spec, options) <= room;
   });
 }
 
 // Of a pool with a context of its own for each sequence.
-void check_fits(const ModelConfig& config, ExecutorLimits limits, const Backend& backend, size_t available) {
+void check_fits(const ModelConfig& config, ExecutorLimits limits, const Backend& backend,
+                const EngineOptions& options, size_t available) {
   const int32_t wanted = limits.max_context;
   const auto bytes_of = [&](int64_t context) {
     limits.max_context = static_cast<int32_t>(context);
-    return pool_bytes(make_executor_spec(config, limits));
+    return pool_bytes(make_executor_spec(config, limits), options);
   };
   const size_t bytes = bytes_of(wanted);
   if (bytes <= available) return;
@@ -169,6 +167,12 @@ void check_fits(const ModelConfig& config, ExecutorLimits limits, const Backend&
 
 namespace {
 
+// Of the machine that plans: all that a group of ranks has where they are all started here.
+int32_t blocks_held(const KvGroupSpec& group, const EngineOptions& options) {
+  const bool all = !options.launcher.empty() && ranks_are_here(options);
+  return all ? group.num_blocks : group.blocks_here();
+}
+
 void check_positions(const ModelConfig& config, int32_t context) {
   if (!config.learned_positions || context <= config.context_length) return;
   throw_error(ErrorCode::kBadInput,
@@ -182,6 +186,7 @@ void check_sparse(const ModelConfig& config, const Backend& backend, const Engin
   const auto refuse = [&](std::string_view why) {
     throw_error(ErrorCode::kUnsupported, "attention: found {}, expected full: {}", options.attention, why);
   };
+  if (options.context_parallel > 1) refuse("contexts are spread over ranks");
   if (backend.lacks().has(OpFeature::kSparse)) {
     refuse(fmt::format("the device {} has no sparse attention yet; use --device cpu", backend.name()));
   }
@@ -201,6 +206,15 @@ void check_sparse(const ModelConfig& config, const Backend& backend, const Engin
 
 }  // namespace
 
+size_t pool_bytes(const ExecutorSpec& spec, const EngineOptions& options) {
+  size_t bytes = 0;
+  for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+    bytes += spec.pool_block_bytes(static_cast<int>(g)) *
+             static_cast<size_t>(blocks_held(spec.kv_groups[g], options));
+  }
+  return bytes;
+}
+
 ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend, const EngineOptions& options,
                               const RuntimeSetup& setup) {
   const int32_t sequences = setup.shared() ? options.max_running : setup.sequences;
@@ -208,13 +222,16 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
   limits.max_context = options.context > 0 ? options.context : least_context(config);
   check_positions(config, limits.max_context);
   if (config.encoder && options.context == 0) limits.max_context = config.context_length;
-  const int32_t step_tokens = options.step_tokens > 0 ? options.step_tokens : backend.default_step_tokens();
+  const int32_t step_tokens = options.step_tokens > 0
+                                  ? options.step_tokens
+                                  : backend.default_step_tokens() * options.context_parallel;
   limits.max_tokens = static_cast<int32_t>(std::max<int64_t>(
       1, std::min<int64_t>(std::max(step_tokens, sequences), int64_t{limits.max_context} * sequences)));
   // An encoder's text is computed in one step.
   if (config.encoder) limits.max_tokens = std::max(limits.max_tokens, limits.max_context);
   limits.max_logit_rows = setup.logit_rows > 0 ? setup.logit_rows : sequences + draft_rows(options);
   limits.sequences = sequences;
+  limits.context_ranks = options.context_parallel;
   limits.adapter_rank = setup.adapter_rank;
   limits.page_summaries = options.attention != "full";
   if (limits.page_summaries) check_sparse(config, backend, options, setup);
@@ -235,7 +252,7 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
 void check_context(const ModelConfig& config, const Backend& backend, const EngineOptions& options,
                    const RuntimeSetup& setup) {
   if (setup.shared() || backend.own_memory()) return;  // runtime_spec has looked
-  check_fits(config, runtime_limits(config, backend, options, setup), backend, available_memory());
+  check_fits(config, runtime_limits(config, backend, options, setup), backend, options, available_memory());
 }
 
 ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
@@ -257,7 +274,7 @@ ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& c
   }
   if (!setup.shared()) {
     MILLRACE_CHECK(setup.kv_blocks.empty());
-    if (available) check_fits(config, limits, backend, *available);
+    if (available) check_fits(config, limits, backend, options, *available);
     return make_executor_spec(config, limits);
   }
   const int32_t sequences = limits.sequences;
@@ -265,15 +282,18 @@ ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& c
   ExecutorSpec spec = make_executor_spec(config, limits);
   if (!setup.kv_blocks.empty()) {
     MILLRACE_CHECK(setup.kv_blocks.size() == spec.kv_groups.size());
-    for (size_t g = 0; g < spec.kv_groups.size(); ++g) spec.kv_groups[g].num_blocks = setup.kv_blocks[g];
+    for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+      KvGroupSpec& group = spec.kv_groups[g];
+      group.num_blocks = on_shelves(setup.kv_blocks[g], group.shelves);
+    }
     return spec;
   }
   const int64_t context_tokens = tokens_for(spec.max_context);
   if (options.kv_tokens > 0) {
     const size_t max_bytes = available.value_or(of_machine);
     set_shared_blocks(spec, sequences, options.kv_tokens);
-    if (const size_t bytes = pool_bytes(spec); bytes > max_bytes) {
-      const int64_t fits = set_blocks_within(spec, sequences, options.kv_tokens, max_bytes);
+    if (const size_t bytes = pool_bytes(spec, options); bytes > max_bytes) {
+      const int64_t fits = set_blocks_within(spec, sequences, options.kv_tokens, max_bytes, options);
       throw_does_not_fit(backend, "a pool", options.kv_tokens, bytes, max_bytes, fits, "--kv-tokens");
     }
     if (options.kv_tokens < context_tokens) {
@@ -289,10 +309,10 @@ ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& c
   const int32_t usual = options.context > 0 ? options.context : std::min(spec.max_context, kUsualContext);
   int64_t wanted = std::max(context_tokens, tokens_for(usual) * sequences);
   if (setup.most_tokens > 0) wanted = std::clamp(setup.most_tokens, context_tokens, wanted);
-  const int64_t tokens = set_blocks_within(spec, sequences, wanted, max_bytes);
+  const int64_t tokens = set_blocks_within(spec, sequences, wanted, max_bytes, options);
   if (tokens < context_tokens) {
     set_shared_blocks(spec, sequences, context_tokens);
-    throw_does_not_fit(backend, "a context", spec.max_context, pool_bytes(spec), max_bytes,
+    throw_does_not_fit(backend, "a context", spec.max_context, pool_bytes(spec, options), max_bytes,
                        std::max<int64_t>(0, tokens - kBlockTokens), "--ctx");
   }
   return spec;

@@ -19,6 +19,10 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
 ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                           const EngineOptions& options, const RuntimeSetup& setup);
 
+// Of the machine's memory, or the device's: of a context that is spread over ranks what this one has of it,
+// or all where all of them are here.
+size_t pool_bytes(const ExecutorSpec& spec, const EngineOptions& options);
+
 // Throws Error{kNoMemory} when contexts of their own do not fit the machine's memory. A pool promises pages
 // that it has not got yet: without this, the one that is too many ends the process.
 void check_context(const ModelConfig& config, const Backend& backend, const EngineOptions& options,

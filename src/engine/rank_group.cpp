@@ -30,7 +30,9 @@ std::string same_bits_family(const Backend& backend) {
 std::shared_ptr<dist::Communicator> job_group(const EngineOptions& options) {
   static std::weak_ptr<dist::Communicator> known;  // MPI is per process
   const int ranks = ranks_of(options);
-  const std::string_view option = options.pipeline_parallel > 1 ? "--pipeline-parallel" : "--tensor-parallel";
+  const std::string_view option = options.context_parallel > 1    ? "--context-parallel"
+                                  : options.pipeline_parallel > 1 ? "--pipeline-parallel"
+                                                                  : "--tensor-parallel";
   std::shared_ptr<dist::Communicator> group = known.lock();
   if (group == nullptr) {
     if (!dist::started_by_mpi()) {
@@ -49,10 +51,21 @@ std::shared_ptr<dist::Communicator> job_group(const EngineOptions& options) {
 dist::Shares shares_of(const EngineOptions& options, int rank) {
   std::vector<double> speeds = parse_rank_speeds("rank_speeds", options);
   if (options.pipeline_parallel > 1) return dist::Shares::pipeline(rank, std::move(speeds));
+  if (options.context_parallel > 1) return dist::Shares::context(rank, options.context_parallel);
   return {rank, std::move(speeds)};
 }
 
 void check_stages(const ModelConfig& config, const EngineOptions& options) {
+  if (options.context_parallel > 1) {
+    const char* const what = config.encoder                 ? "sees what is behind a token"
+                             : config.latent.rank > 0       ? "has latent attention"
+                             : !config.state_layers.empty() ? "has layers with a state"
+                                                            : nullptr;
+    if (what == nullptr) return;
+    throw_error(ErrorCode::kUnsupported,
+                "context_parallel: {} {}, expected attention over keys and values of the tokens before",
+                config.architecture, what);
+  }
   if (options.pipeline_parallel == 1) return;
   if (config.encoder) {
     throw_error(ErrorCode::kUnsupported,
@@ -102,6 +115,7 @@ std::vector<dist::Claim> rank_claims(const io::Checkpoint& checkpoint, const Mod
       {"model", checkpoint_identity(checkpoint, config)},
       {"--tensor-parallel", std::to_string(options.tensor_parallel)},
       {"--pipeline-parallel", std::to_string(options.pipeline_parallel)},
+      {"--context-parallel", std::to_string(options.context_parallel)},
       {"--rank-speeds", options.rank_speeds},
       {"processor", same_bits_family(backend)},
   };

@@ -16,7 +16,12 @@ namespace millrace {
 
 // Those of the options that share a model, in one number.
 inline int ranks_of(const EngineOptions& options) {
-  return options.tensor_parallel * options.pipeline_parallel;
+  return options.tensor_parallel * options.pipeline_parallel * options.context_parallel;
+}
+// The field of EngineOptions that says how.
+inline const char* ranks_option(const EngineOptions& options) {
+  if (options.context_parallel > 1) return "context_parallel";
+  return options.pipeline_parallel > 1 ? "pipeline_parallel" : "tensor_parallel";
 }
 // This rank's part of a model.
 dist::Shares shares_of(const EngineOptions& options, int rank);

@@ -100,6 +100,7 @@ std::vector<std::string> launch_command(const RankSet& set, const std::string& f
   add({"-n", std::to_string(ranks), rank_program(), "rank", options.model, "--front", front});
   add({"--tensor-parallel", std::to_string(options.tensor_parallel)});
   add({"--pipeline-parallel", std::to_string(options.pipeline_parallel)});
+  add({"--context-parallel", std::to_string(options.context_parallel)});
   if (!options.rank_speeds.empty()) add({"--rank-speeds", options.rank_speeds});
   add({"--device", options.device});
   // Ranks of one machine share its processors.

@@ -66,6 +66,26 @@ dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& confi
   return plan;
 }
 
+ContextPlan plan_context(const ModelConfig& config, int32_t context, DType kv_type, int32_t ranks) {
+  const ExecutorSpec spec = make_executor_spec(
+      config, {.max_context = context, .sequences = 1, .kv_type = kv_type, .context_ranks = ranks});
+  ContextPlan plan;
+  plan.ranks = ranks;
+  for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+    const KvGroupSpec& group = spec.kv_groups[g];
+    plan.kv_bytes += spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(group.blocks_here());
+    if (group.shelves == 1) continue;
+    // A partial softmax of every head and 512 positions that are others': its maximum, its sum and the
+    // values. The last rank has the fewest of its own.
+    constexpr int64_t kSplit = int64_t{kShelfBlocks} * kBlockTokens, kLanes = 16;
+    const int64_t splits = (context + kSplit - 1) / kSplit, own = splits / ranks;
+    const int64_t values = (spec.head_dim + kLanes - 1) / kLanes * kLanes;
+    plan.received_per_token +=
+        static_cast<uint64_t>((splits - own) * group.num_layers * spec.heads * (values + 2)) * sizeof(float);
+  }
+  return plan;
+}
+
 bool can_share_rows(const io::Checkpoint& checkpoint, const ModelConfig& config) {
   OpFeatures over_heads;  // of which a rank has some
   over_heads.add(OpFeature::kNormWhole);

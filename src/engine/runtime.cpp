@@ -75,7 +75,7 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   const bool outside = ranks_of(options) > 1 && !options.launcher.empty();
   if (outside) {
     check_stages(config, options);
-    if (options.pipeline_parallel == 1 && !can_share_rows(r->checkpoint_, config)) {  // before they start
+    if (options.tensor_parallel > 1 && !can_share_rows(r->checkpoint_, config)) {  // before they start
       throw_error(ErrorCode::kUnsupported, "{}: {} is not to be shared by rows, expected --pipeline-parallel",
                   options.model, config.architecture);
     }
@@ -251,7 +251,8 @@ void Runtime::make_cache(const ModelConfig& config, const EngineOptions& options
     cache.groups.push_back({.window = spec_.kv_groups[g].window,
                             .num_blocks = spec_.kv_groups[g].num_blocks,
                             .block_bytes = spec_.kv_block_bytes(static_cast<int>(g)),
-                            .sparse = spec_.kv_groups[g].state});
+                            .sparse = spec_.kv_groups[g].state,
+                            .shelves = spec_.kv_groups[g].shelves});
   }
   cache.element_bytes = bytes_of(spec_.kv_type, 1);  // 0 for a type of blocks
   cache.table_tokens = spec_.max_context;

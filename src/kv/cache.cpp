@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -28,6 +27,9 @@ void check_options(const CacheOptions& options) {
     if (group.num_blocks < 1) bad("blocks of a group", group.num_blocks, "at least 1");
     if (group.block_bytes < 1) bad("bytes of a block", group.block_bytes, "at least 1");
     if (group.window < 0) bad("window", group.window, "0 or more");
+    if (group.shelves < 1 || group.shelves > kMaxShelves) bad("shelves", group.shelves, "1 to 16");
+    if (group.num_blocks % group.shelves != 0) bad("blocks", group.num_blocks, "as many on every shelf");
+    if (group.sparse && group.shelves > 1) bad("shelves of a sparse group", group.shelves, "1");
     if (group.sparse && group.window == 0) bad("window of a sparse group", group.window, "at least 1");
     if (!options.disk_directory.empty() && options.disk_bytes < kFileHeaderBytes + group.block_bytes) {
       bad("size of the disk tier", options.disk_bytes, "room for a block at least");
@@ -43,11 +45,14 @@ Cache::Impl::Pool::Pool(const GroupOptions& group, const CacheOptions& options, 
       block_bytes(group.block_bytes),
       sparse(group.sparse),
       tail_blocks(group.window > 0 ? blocks_for(group.window - 1) : 0),
-      blocks(group.num_blocks),
-      free(group.num_blocks),
-      evictor(options.eviction, group.num_blocks, seed, std::max(1, tail_blocks)) {
-  // Handed out from the back: low ids first, so a short run touches little memory.
-  std::iota(free.rbegin(), free.rend(), 0);
+      blocks(group.num_blocks) {
+  for (int32_t s = 0; s < group.shelves; ++s) {
+    shelves.push_back({{}, Evictor(options.eviction, group.num_blocks, seed, std::max(1, tail_blocks))});
+    std::vector<int32_t>& free = shelves.back().free;
+    free.reserve(static_cast<size_t>(group.num_blocks / group.shelves));
+    // Handed out from the back: low ids first, so a short run touches little memory.
+    for (int32_t b = group.num_blocks - group.shelves + s; b >= 0; b -= group.shelves) free.push_back(b);
+  }
 }
 
 Cache::Impl::Impl(CacheOptions options, BlockStore& store) : options_(std::move(options)), store_(store) {
@@ -56,6 +61,8 @@ Cache::Impl::Impl(CacheOptions options, BlockStore& store) : options_(std::move(
   for (const GroupOptions& group : options_.groups) {
     identity_ += fmt::format("|{}:{}", group.window, group.block_bytes);
     pools_.emplace_back(group, options_, options_.seed + pools_.size());
+    pools_.back().first_count = counts();
+    for (int32_t s = 0; s < group.shelves; ++s) places_.emplace_back(static_cast<int>(pools_.size()) - 1, s);
     has_full_group_ |= group.window == 0;
   }
   size_t blocks = 0;
@@ -129,7 +136,8 @@ Sequence Cache::fork(const Sequence& sequence) { return impl_->fork(*sequence.s_
 bool Cache::swap_out(Sequence& sequence) { return impl_->swap_out(*sequence.s_); }
 bool Cache::swap_in(Sequence& sequence) { return impl_->swap_in(*sequence.s_); }
 SwapCost Cache::swap_cost(const Sequence& sequence) const { return impl_->swap_cost(*sequence.s_); }
-int32_t Cache::available(int group) const { return impl_->available(group); }
+int32_t Cache::available(int count) const { return impl_->available(count); }
+int Cache::counts() const { return impl_->counts(); }
 BlockCounts Cache::blocks_to_reserve(const Sequence& sequence, int32_t tokens) const {
   return impl_->blocks_to_reserve(*sequence.s_, tokens);
 }

@@ -57,6 +57,8 @@ struct GroupOptions {
   // the blocks before its own is behind their last token. Of a long piece of a prompt only those are taken
   // that the step ends with, and those at boundaries; the table has kNoBlock for the others.
   bool sparse = false;
+  // Of a context that is spread over ranks (base/paging.h); num_blocks is a multiple of it.
+  int32_t shelves = 1;
 };
 
 struct CacheOptions {
@@ -84,7 +86,8 @@ struct CacheOptions {
 
 // ---------------------------------------------------------------- prompt, match, sequence
 
-using BlockCounts = std::array<int32_t, kMaxKvGroups>;  // per group
+// Per group, or per shelf of a group that has several: those of group 0, then those of group 1 ..
+using BlockCounts = std::array<int32_t, kMaxKvCounts>;
 
 // Immutable once made; shared between threads and samples.
 struct Prompt {
@@ -220,7 +223,9 @@ class Cache {
 
   // Admission. available: blocks free or remembered and held by nobody; what the calls below need must be at
   // most that. Exact: they return true if and only if it is.
-  int32_t available(int group) const;
+  // `count`: as in BlockCounts, of which the first counts() are used.
+  int32_t available(int count) const;
+  int counts() const;
   BlockCounts blocks_to_reserve(const Sequence& sequence, int32_t tokens) const;
   BlockCounts blocks_to_swap_in(const Sequence& sequence) const;
   // Blocks only this sequence holds: what available() grows by when it is released or swapped out.

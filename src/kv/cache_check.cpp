@@ -13,13 +13,15 @@ CacheStats Cache::Impl::stats() const {
     const Pool& pool = pools_[g];
     CacheStats::Group& group = stats.groups[g];
     group.total = static_cast<int32_t>(pool.blocks.size());
-    group.free = static_cast<int32_t>(pool.free.size());
-    group.cached = pool.evictor.size();
+    for (const Pool::Shelf& shelf : pool.shelves) {
+      group.free += static_cast<int32_t>(shelf.free.size());
+      group.cached += shelf.evictor.size();
+    }
     group.loading = pool.loading;
     group.held = group.total - group.free - group.cached - group.loading;
     stats.main.blocks += group.total - group.free;
     stats.main.bytes += static_cast<uint64_t>(group.total - group.free) * pool.block_bytes;
-    stats.policy_weights = pools_[0].evictor.weights();
+    stats.policy_weights = pools_[0].shelves[0].evictor.weights();
   }
   stats.ram.blocks = ram_blocks_;
   stats.ram.bytes = ram_used_;
@@ -49,7 +51,9 @@ void Cache::Impl::check_pool(int group) const {
     for (int32_t b = 0; b < size; ++b) {
       const bool may_lack = pool.sparse && b >= blocks_for(s->length);  // reserved for a step not done yet
       MILLRACE_CHECK(may_lack || (table.blocks[b] == kNoBlock) == (b < table.first_held));
-      if (table.blocks[b] != kNoBlock) ++refs[table.blocks[b]];
+      if (table.blocks[b] == kNoBlock) continue;
+      ++refs[table.blocks[b]];
+      MILLRACE_CHECK(&pool.shelf(table.blocks[b]) == &pool.shelves[shelf_of(b, pool.num_shelves())]);
     }
     if (s->sources[group] != kNoBlock) ++refs[s->sources[group]];
     if (s->state == Sequence::State::kSwapped) {
@@ -58,8 +62,14 @@ void Cache::Impl::check_pool(int group) const {
       MILLRACE_CHECK(size >= blocks_for(s->length) && table.first_held == first_seen(group, s->length));
     }
   }
-  for (const int32_t block : pool.free) ++times_free[block];
-  int32_t loading = 0, cached = 0;
+  int32_t loading = 0, cached = 0, evictable = 0;
+  for (const Pool::Shelf& shelf : pool.shelves) {
+    evictable += shelf.evictor.size();
+    for (const int32_t block : shelf.free) {
+      ++times_free[block];
+      MILLRACE_CHECK(&pool.shelf(block) == &shelf);
+    }
+  }
   for (size_t i = 0; i < pool.blocks.size(); ++i) {
     const auto [counted, node] = pool.blocks[i];
     const auto block = static_cast<int32_t>(i);
@@ -68,11 +78,11 @@ void Cache::Impl::check_pool(int group) const {
     const bool is_cached = node != kNoNode && counted == 0 && !is_loading;
     MILLRACE_CHECK(node == kNoNode || (index_[node].used && index_[node].copies[group].block == block));
     MILLRACE_CHECK(times_free[i] == (counted == 0 && node == kNoNode ? 1 : 0));
-    MILLRACE_CHECK(pool.evictor.contains(block) == is_cached);
+    MILLRACE_CHECK(pool.shelf(block).evictor.contains(block) == is_cached);
     loading += is_loading;
     cached += is_cached;
   }
-  MILLRACE_CHECK(loading == pool.loading && cached == pool.evictor.size());
+  MILLRACE_CHECK(loading == pool.loading && cached == evictable);
 }
 
 void Cache::Impl::check_nodes() const {

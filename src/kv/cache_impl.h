@@ -6,8 +6,8 @@
 //   cache_check.cpp      statistics and invariants
 //
 // A block of the main pool is in exactly one of four states:
-//   free      refs = 0, no node                       on Pool::free
-//   cached    refs = 0, a node, not loading           in Pool::evictor; free for the taking
+//   free      refs = 0, no node                       in its shelf's list
+//   cached    refs = 0, a node, not loading           in its shelf's evictor; free for the taking
 //   held      refs > 0, not loading                   with a node (shared by content) or without (private)
 //   loading   a node whose bytes are on their way     whatever refs is; never evicted
 #pragma once
@@ -16,6 +16,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kv/cache.h"
@@ -78,7 +79,8 @@ class Cache::Impl {
   void advance(Sequence::Rep& s, std::span<const int32_t> tokens);
   Sequence fork(const Sequence::Rep& s);
   void release(Sequence::Rep* s) noexcept;
-  int32_t available(int group) const;
+  int32_t available(int count) const;
+  int counts() const { return static_cast<int>(places_.size()); }
   BlockCounts blocks_to_reserve(const Sequence::Rep& s, int32_t tokens) const;
   BlockCounts blocks_of_its_own(const Sequence::Rep& s) const;
 
@@ -109,9 +111,17 @@ class Cache::Impl {
       int32_t refs = 0, node = kNoNode;
     };
     std::vector<Block> blocks;
-    std::vector<int32_t> free;
-    Evictor evictor;
+    struct Shelf {
+      std::vector<int32_t> free;
+      Evictor evictor;
+    };
+    std::vector<Shelf> shelves;
     int32_t loading = 0;
+    int first_count = 0;  // of BlockCounts
+    int32_t num_shelves() const { return static_cast<int32_t>(shelves.size()); }
+    Shelf& shelf(int32_t block) { return shelves[static_cast<size_t>(block % num_shelves())]; }
+    const Shelf& shelf(int32_t block) const { return shelves[static_cast<size_t>(block % num_shelves())]; }
+    int count_of(int32_t index) const { return first_count + shelf_of(index, num_shelves()); }
   };
   struct Hit {
     int32_t blocks = 0;  // whole
@@ -144,7 +154,8 @@ class Cache::Impl {
   TierStats& count_block(int32_t node, int32_t index, int32_t position);
 
   // --- cache_sequences.cpp
-  int32_t allocate(int group);  // with one reference. There must be one available
+  // With one reference, for logical block `index`. There must be one available.
+  int32_t allocate(int group, int32_t index);
   void hold(int group, int32_t block);
   void unhold(int group, int32_t block);
   void leave_window(int group, int32_t block);
@@ -164,7 +175,7 @@ class Cache::Impl {
   struct Buffers;
   BlockLabel label_of(int32_t node, int group) const;
   Buffer read_main(int group, int32_t block);
-  int32_t choose_victim(int group);
+  int32_t choose_victim(int group, int32_t shelf);
   void demote(int group, int32_t block);
   void keep_copy(int group, int32_t block);
   bool make_ram_space(size_t bytes);
@@ -196,6 +207,7 @@ class Cache::Impl {
   BlockStore& store_;
   std::string identity_;
   std::vector<Pool> pools_;
+  std::vector<std::pair<int, int32_t>> places_;  // group and shelf, of each of BlockCounts
   bool has_full_group_ = false;
   PrefixIndex index_;
   std::vector<Rep*> sequences_;

@@ -52,7 +52,8 @@ BlockCounts Cache::Impl::taken_by(int32_t blocks, int32_t position) const {
   for (int g = 0; g < num_groups(); ++g) {
     for (int32_t b = first_seen(g, position); b < blocks; ++b) {
       const Copy& copy = index_[path_[b]].copies[g];
-      takes[g] += copy.block == kNoBlock || (!copy.loading && pools_[g].blocks[copy.block].refs == 0);
+      takes[pools_[g].count_of(b)] +=
+          copy.block == kNoBlock || (!copy.loading && pools_[g].blocks[copy.block].refs == 0);
     }
   }
   return takes;
@@ -79,7 +80,7 @@ Cache::Impl::Hit Cache::Impl::find(const Prompt& prompt) const {
   while (true) {
     hit.takes = taken_by(hit.blocks, hit.tokens());
     int32_t excess = 0;
-    for (int g = 0; g < num_groups(); ++g) excess = std::max(excess, hit.takes[g] - available(g));
+    for (int c = 0; c < counts(); ++c) excess = std::max(excess, hit.takes[c] - available(c));
     if (excess == 0) return hit;
     hit.blocks = usable_blocks(std::max(0, hit.blocks - excess));
   }
@@ -108,10 +109,14 @@ bool Cache::Impl::find_partial(const Prompt& prompt, Hit& hit) const {
   BlockCounts takes = taken_by(hit.blocks, begin + partial.tokens);
   for (int g = 0; g < num_groups(); ++g) {  // the copy, and its source until it is made
     const Copy& source = index_[partial.node].copies[g];
-    takes[g] += 1 + (source.block == kNoBlock && source.ram == nullptr);
+    const int count = pools_[g].count_of(hit.blocks);
+    takes[count] += 1 + (source.block == kNoBlock && source.ram == nullptr);
     const bool cached =
         source.block != kNoBlock && !source.loading && pools_[g].blocks[source.block].refs == 0;
-    if (takes[g] + cached > available(g)) return false;
+    if (takes[count] + cached > available(count)) return false;
+  }
+  for (int c = 0; c < counts(); ++c) {  // of the shelves that the copy is not on
+    if (takes[c] > available(c)) return false;
   }
   hit.partial = partial;
   hit.takes = takes;
@@ -246,7 +251,7 @@ void Cache::Impl::fill_from_ram(int32_t node, int group, int32_t block) {
   stats_.ram.bytes_read += pools_[group].block_bytes;
   copy.block = block;
   pools_[group].blocks[block].node = node;
-  pools_[group].evictor.returned(index_[node].key);
+  pools_[group].shelf(block).evictor.returned(index_[node].key);
   unpin_ram(node, group);
 }
 
@@ -257,7 +262,7 @@ void Cache::Impl::read_into(int32_t node, int group, int32_t block) {
   ++reads_pending_;
   index_[node].copies[group].block = block;
   pools_[group].blocks[block].node = node;
-  pools_[group].evictor.returned(index_[node].key);
+  pools_[group].shelf(block).evictor.returned(index_[node].key);
 }
 
 // A place in the main pool for the blocks of the path that have none.
@@ -266,7 +271,7 @@ void Cache::Impl::take_path(Rep& s, const Hit& hit) {
     Rep::Table& table = s.tables[g];
     for (int32_t b = table.first_held; b < hit.blocks; ++b) {
       if (table.blocks[b] != kNoBlock) continue;
-      const int32_t node = path_[b], block = allocate(g);
+      const int32_t node = path_[b], block = allocate(g, b);
       const bool from_disk = index_[node].copies[g].loading;
       try {
         from_disk ? read_into(node, g, block) : fill_from_ram(node, g, block);
@@ -287,12 +292,12 @@ void Cache::Impl::take_partial(Rep& s, const Prompt& prompt, const Hit& hit) {
   std::copy(begin, begin + hit.partial.tokens, s.tail.begin());
   const int32_t node = hit.partial.node;
   for (int g = 0; g < num_groups(); ++g) {
-    s.tables[g].blocks.push_back(allocate(g));
+    s.tables[g].blocks.push_back(allocate(g, hit.blocks));
     if (s.ram_sources[g] != nullptr) {
       store_.write(g, s.tables[g].blocks.back(), s.ram_sources[g]->span());
       stats_.ram.bytes_read += pools_[g].block_bytes;
     } else if (s.sources[g] == kNoBlock) {
-      const int32_t block = allocate(g);
+      const int32_t block = allocate(g, hit.blocks);
       try {
         read_into(node, g, block);
       } catch (...) {

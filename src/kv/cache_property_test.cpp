@@ -22,6 +22,7 @@ struct Setup {
   size_t staging_blocks = 1000;
   bool flaky = false;    // files are damaged and the disk fails now and then
   bool starved = false;  // allocations fail now and then
+  int32_t longer = 1;    // how many times as long prompts are
 };
 void PrintTo(const Setup& setup, std::ostream* out) { *out << setup.name; }
 
@@ -115,8 +116,10 @@ class Driver {
       const std::vector<int32_t>& old = history_[pick(static_cast<int32_t>(history_.size()))];
       tokens.assign(old.begin(), old.begin() + pick(static_cast<int32_t>(old.size()) + 1));
     }
-    for (int32_t i = pick(pick(3) == 0 ? 100 : 20) + 1; i > 0; --i) tokens.push_back(pick(2));
-    if (tokens.size() > 150) tokens.resize(150);
+    const int32_t more = pick((pick(3) == 0 ? 100 : 20) * setup_.longer) + 1;
+    for (int32_t i = more; i > 0; --i) tokens.push_back(pick(2));
+    const auto most = static_cast<size_t>(150 * setup_.longer);
+    if (tokens.size() > most) tokens.resize(most);
     return tokens;
   }
 
@@ -127,14 +130,14 @@ class Driver {
     const auto prompt = cache_->make_prompt(s.tokens, s.salt);
     const Match match = cache_->match(*prompt);
     std::vector<int32_t> before;
-    for (size_t g = 0; g < setup_.groups.size(); ++g)
-      before.push_back(cache_->available(static_cast<int>(g)));
+    for (int c = 0; c < cache_->counts(); ++c) before.push_back(cache_->available(c));
     s.sequence = cache_->attach(prompt);
     ASSERT_EQ(s.sequence.length(), match.tokens);
     ASSERT_LT(s.sequence.length(), static_cast<int32_t>(s.tokens.size()));
     ASSERT_LE(match.from_ram + match.from_disk, match.tokens);
-    for (size_t g = 0; g < setup_.groups.size(); ++g) {
-      ASSERT_EQ(before[g] - cache_->available(static_cast<int>(g)), match.takes[g]);
+    for (int c = 0; c < cache_->counts(); ++c) {
+      const auto at = static_cast<size_t>(c);
+      ASSERT_EQ(before[at] - cache_->available(c), match.takes[at]);
     }
     history_.push_back(s.tokens);
     if (history_.size() > 40) history_.erase(history_.begin() + pick(40));
@@ -142,8 +145,8 @@ class Driver {
   }
 
   bool fits(const BlockCounts& needs) const {
-    for (size_t g = 0; g < setup_.groups.size(); ++g) {
-      if (needs[g] > cache_->available(static_cast<int>(g))) return false;
+    for (int c = 0; c < cache_->counts(); ++c) {
+      if (needs[static_cast<size_t>(c)] > cache_->available(c)) return false;
     }
     return true;
   }
@@ -155,7 +158,8 @@ class Driver {
     const bool sparse = std::any_of(setup_.groups.begin(), setup_.groups.end(),
                                     [](const GroupOptions& group) { return group.sparse; });
     const bool prompt = sparse && pick(5) == 0;
-    const int32_t length = s.sequence.length(), n = prompt ? 90 + pick(200) : pick(pick(3) == 0 ? 60 : 5) + 1;
+    const int32_t length = s.sequence.length(),
+                  n = prompt ? 90 + pick(200) : pick(pick(3) == 0 ? 60 * setup_.longer : 5) + 1;
     while (static_cast<int32_t>(s.tokens.size()) < length + n) s.tokens.push_back(pick(2));
     const bool should = fits(cache_->blocks_to_reserve(s.sequence, n));
     ASSERT_EQ(cache_->reserve(s.sequence, n), should);
@@ -169,13 +173,13 @@ class Driver {
   void release(size_t i) {
     std::vector<int32_t> expected;
     const BlockCounts own = cache_->blocks_of_its_own(streams_[i].sequence);
-    for (size_t g = 0; g < setup_.groups.size(); ++g) {
-      expected.push_back(cache_->available(static_cast<int>(g)) + own[g]);
+    for (int c = 0; c < cache_->counts(); ++c) {
+      expected.push_back(cache_->available(c) + own[static_cast<size_t>(c)]);
     }
     std::swap(streams_[i], streams_.back());
     streams_.pop_back();
-    for (size_t g = 0; g < setup_.groups.size(); ++g) {
-      ASSERT_EQ(cache_->available(static_cast<int>(g)), expected[g]);
+    for (int c = 0; c < cache_->counts(); ++c) {
+      ASSERT_EQ(cache_->available(c), expected[static_cast<size_t>(c)]);
     }
   }
 
@@ -295,7 +299,13 @@ INSTANTIATE_TEST_SUITE_P(
                     Setup{"only_window", {window(33, 30)}, 10, 40},
                     Setup{"full_state_all_tiers", {full(90), state(20)}, 60, 200},
                     Setup{"only_state", {state(24)}, 10, 40},
-                    Setup{"three_groups", {full(40), window(16, 30), window(50, 30)}, 50, 200}),
+                    Setup{"three_groups", {full(40), window(16, 30), window(50, 30)}, 50, 200},
+                    // Of a context over two ranks: 512 tokens are on a shelf, and the first one is fuller.
+                    Setup{.name = "shelves_all_tiers",
+                          .groups = {shelved(180, 2), window(40, 60)},
+                          .ram_blocks = 200,
+                          .disk_blocks = 600,
+                          .longer = 5}),
     [](const auto& setup) { return std::string(setup.param.name); });
 
 }  // namespace

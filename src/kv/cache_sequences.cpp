@@ -9,22 +9,24 @@ namespace millrace::kv {
 
 // What is short of memory on the way out of the pool is forgotten: only the store's errors pass through, and
 // then nothing is changed.
-int32_t Cache::Impl::allocate(int group) {
+int32_t Cache::Impl::allocate(int group, int32_t index) {
   Pool& pool = pools_[group];
-  if (pool.free.empty()) {
-    const int32_t victim = choose_victim(group);
+  const int32_t shelf = shelf_of(index, pool.num_shelves());
+  std::vector<int32_t>& free = pool.shelves[static_cast<size_t>(shelf)].free;
+  if (free.empty()) {
+    const int32_t victim = choose_victim(group, shelf);
     MILLRACE_CHECK(victim != kNoBlock);
     demote(group, victim);
   }
-  const int32_t block = pool.free.back();
-  pool.free.pop_back();
+  const int32_t block = free.back();
+  free.pop_back();
   pool.blocks[block].refs = 1;
   return block;
 }
 
 void Cache::Impl::give_back(int group, int32_t block) noexcept {
   pools_[group].blocks[block].refs = 0;
-  pools_[group].free.push_back(block);
+  pools_[group].shelf(block).free.push_back(block);
 }
 
 // A node and a place for it in every order, so that nothing that is done with it later allocates.
@@ -43,7 +45,7 @@ int32_t Cache::Impl::add_node(const BlockKey& key) {
 
 void Cache::Impl::hold(int group, int32_t block) {
   Pool& pool = pools_[group];
-  if (pool.blocks[block].refs++ == 0) pool.evictor.remove(block);
+  if (pool.blocks[block].refs++ == 0) pool.shelf(block).evictor.remove(block);
 }
 
 void Cache::Impl::unhold(int group, int32_t block) {
@@ -52,9 +54,9 @@ void Cache::Impl::unhold(int group, int32_t block) {
   if (--pool.blocks[block].refs > 0) return;
   const int32_t node = pool.blocks[block].node;
   if (node == kNoNode) {
-    pool.free.push_back(block);
+    pool.shelf(block).free.push_back(block);
   } else if (!index_[node].copies[group].loading) {
-    pool.evictor.add(block, index_[node].last_use, index_[node].uses);
+    pool.shelf(block).evictor.add(block, index_[node].last_use, index_[node].uses);
   }
 }
 
@@ -82,8 +84,10 @@ void Cache::Impl::touch(int32_t id, uint64_t uses) {
   }
 }
 
-int32_t Cache::Impl::available(int group) const {
-  return static_cast<int32_t>(pools_[group].free.size()) + pools_[group].evictor.size();
+int32_t Cache::Impl::available(int count) const {
+  const auto [group, at] = places_[static_cast<size_t>(count)];
+  const Pool::Shelf& shelf = pools_[group].shelves[static_cast<size_t>(at)];
+  return static_cast<int32_t>(shelf.free.size()) + shelf.evictor.size();
 }
 
 int32_t Cache::Impl::first_seen(int group, int32_t position) const {
@@ -136,15 +140,21 @@ BlockCounts Cache::Impl::blocks_to_reserve(const Rep& s, int32_t tokens) const {
                 partial = s.length / kBlockTokens;
   for (int g = 0; g < num_groups(); ++g) {
     const auto held = static_cast<int32_t>(s.tables[g].blocks.size());
-    needs[g] = std::max(0, wanted - held);
-    if (pools_[g].sparse) {
-      needs[g] = 0;
+    const Pool& pool = pools_[g];
+    const int count = pool.first_count;
+    if (pool.sparse) {
       for (int32_t b = partial; b < wanted; ++b) {
         const bool there = b < held && s.tables[g].blocks[b] != kNoBlock;
-        needs[g] += !there && is_taken(s, g, b, wanted);
+        needs[count] += !there && is_taken(s, g, b, wanted);
+      }
+    } else {
+      for (int32_t shelf = 0; wanted > held && shelf < pool.num_shelves(); ++shelf) {
+        needs[count + shelf] = blocks_on_shelf(wanted, shelf, pool.num_shelves()) -
+                               blocks_on_shelf(held, shelf, pool.num_shelves());
       }
     }
-    if (s.length % kBlockTokens != 0 && pools_[g].blocks[s.tables[g].blocks[partial]].refs > 1) ++needs[g];
+    if (s.length % kBlockTokens != 0 && pool.blocks[s.tables[g].blocks[partial]].refs > 1)
+      ++needs[pool.count_of(partial)];
   }
   return needs;
 }
@@ -152,8 +162,8 @@ BlockCounts Cache::Impl::blocks_to_reserve(const Rep& s, int32_t tokens) const {
 bool Cache::Impl::reserve(Rep& s, int32_t tokens) {
   MILLRACE_CHECK(s.state == Sequence::State::kActive);
   const BlockCounts needs = blocks_to_reserve(s, tokens);
-  for (int g = 0; g < num_groups(); ++g) {
-    if (needs[g] > available(g)) return false;
+  for (int c = 0; c < counts(); ++c) {
+    if (needs[c] > available(c)) return false;
   }
   const int32_t wanted = blocks_for(static_cast<int64_t>(s.length) + tokens);
   // Before any block is taken, so that nothing has changed when there is no memory; seldom, so that decoding
@@ -166,12 +176,14 @@ bool Cache::Impl::reserve(Rep& s, int32_t tokens) {
     }
   }
   for (int g = 0; g < num_groups(); ++g) {
-    if (needs[g] == 0) continue;  // the last block is always taken: the table is long enough
+    // None at all: the last block is always taken, so the table is long enough.
+    const auto first = needs.begin() + pools_[g].first_count;
+    if (std::all_of(first, first + pools_[g].num_shelves(), [](int32_t n) { return n == 0; })) continue;
     std::vector<int32_t>& table = s.tables[g].blocks;
     if (s.length % kBlockTokens != 0) {
       int32_t& partial = table[s.length / kBlockTokens];
       if (pools_[g].blocks[partial].refs > 1) {
-        const int32_t copy = allocate(g);
+        const int32_t copy = allocate(g, s.length / kBlockTokens);
         try {
           store_.copy(g, partial, copy);
         } catch (...) {
@@ -185,9 +197,9 @@ bool Cache::Impl::reserve(Rep& s, int32_t tokens) {
     for (int32_t b = s.length / kBlockTokens; b < wanted; ++b) {
       const bool take = is_taken(s, g, b, wanted);
       if (b == static_cast<int32_t>(table.size())) {
-        table.push_back(take ? allocate(g) : kNoBlock);
+        table.push_back(take ? allocate(g, b) : kNoBlock);
       } else if (take && table[b] == kNoBlock) {
-        table[b] = allocate(g);
+        table[b] = allocate(g, b);
       }
     }
   }
@@ -235,7 +247,7 @@ void Cache::Impl::commit(Rep& s, int32_t index, int32_t final_length) {
     if (copy.block == kNoBlock) {
       copy.block = mine;
       pools_[g].blocks[mine].node = node;
-      pools_[g].evictor.returned(s.key);
+      pools_[g].shelf(mine).evictor.returned(s.key);
     } else if (!copy.loading) {
       hold(g, copy.block);
       unhold(g, std::exchange(mine, copy.block));
@@ -287,14 +299,17 @@ Sequence Cache::Impl::fork(const Rep& s) {
 BlockCounts Cache::Impl::blocks_of_its_own(const Rep& s) const {
   BlockCounts counts{};
   for (int g = 0; g < num_groups(); ++g) {
+    const auto count_of = [&pool = pools_[g]](int32_t block) {
+      return pool.first_count + block % pool.num_shelves();
+    };
     for (const int32_t block : s.tables[g].blocks) {
       if (block == kNoBlock) continue;
       const Pool::Block& b = pools_[g].blocks[block];
-      counts[g] += b.refs == 1 && (b.node == kNoNode || !index_[b.node].copies[g].loading);
+      counts[count_of(block)] += b.refs == 1 && (b.node == kNoNode || !index_[b.node].copies[g].loading);
     }
     if (s.sources[g] == kNoBlock) continue;
     const Pool::Block& b = pools_[g].blocks[s.sources[g]];
-    counts[g] += b.refs == 1 && (b.node == kNoNode || !index_[b.node].copies[g].loading);
+    counts[count_of(s.sources[g])] += b.refs == 1 && (b.node == kNoNode || !index_[b.node].copies[g].loading);
   }
   return counts;
 }

@@ -23,10 +23,11 @@ Buffer Cache::Impl::read_main(int group, int32_t block) {
 
 // Whatever the policy chose, a descendant that could go instead goes first: without its parent it is lost
 // anyway.
-int32_t Cache::Impl::choose_victim(int group) {
+int32_t Cache::Impl::choose_victim(int group, int32_t shelf) {
   constexpr int kChildrenAsked = 8;
   const Pool& pool = pools_[group];
-  int32_t victim = pools_[group].evictor.choose();
+  Evictor& evictor = pools_[group].shelves[static_cast<size_t>(shelf)].evictor;
+  int32_t victim = evictor.choose();
   if (victim == kNoBlock || pool.window > 0) return victim;
   for (bool deeper = true; deeper;) {
     deeper = false;
@@ -34,7 +35,7 @@ int32_t Cache::Impl::choose_victim(int group) {
     for (int i = 0; i < kChildrenAsked && child != kNoNode && !deeper;
          ++i, child = index_[child].next_sibling) {
       const int32_t block = index_[child].copies[group].block;
-      if (block == kNoBlock || !pool.evictor.contains(block)) continue;
+      if (block == kNoBlock || !evictor.contains(block)) continue;
       victim = block;
       deeper = true;
     }
@@ -49,12 +50,13 @@ void Cache::Impl::demote(int group, int32_t block) {
   } catch (const std::bad_alloc&) {
     ++stats_.writes_dropped;  // forgotten: nobody waits for a memory
   }
-  pool.evictor.remove(block);
+  Pool::Shelf& shelf = pool.shelf(block);
+  shelf.evictor.remove(block);
   const Node& node = index_[pool.blocks[block].node];
-  pool.evictor.evicted(node.key, node.uses);
+  shelf.evictor.evicted(node.key, node.uses);
   ++stats_.main.evictions;
   unname(group, block);
-  pool.free.push_back(block);
+  shelf.free.push_back(block);
 }
 
 // One tier down.
@@ -72,7 +74,10 @@ void Cache::Impl::keep_copy(int group, int32_t block) {
 
 int32_t Cache::Impl::evict(int group, int32_t count) {
   int32_t evicted = 0;
-  for (; evicted < count && pools_[group].evictor.size() > 0; ++evicted) demote(group, choose_victim(group));
+  for (int32_t s = 0; s < pools_[group].num_shelves(); ++s) {
+    const Evictor& evictor = pools_[group].shelves[static_cast<size_t>(s)].evictor;
+    for (; evicted < count && evictor.size() > 0; ++evicted) demote(group, choose_victim(group, s));
+  }
   return evicted;
 }
 
@@ -86,9 +91,9 @@ void Cache::Impl::forget_main() {
     for (int32_t block = 0; block < std::ssize(pool.blocks); ++block) {
       MILLRACE_CHECK(pool.blocks[block].refs == 0);
       if (pool.blocks[block].node == kNoNode) continue;
-      pool.evictor.remove(block);
+      pool.shelf(block).evictor.remove(block);
       unname(g, block);
-      pool.free.push_back(block);
+      pool.shelf(block).free.push_back(block);
     }
   }
 }
@@ -237,10 +242,12 @@ bool Cache::Impl::swap_out(Rep& s) {
 BlockCounts Cache::Impl::blocks_to_swap_in(const Rep& s) const {
   BlockCounts needs{};
   for (int g = 0; g < num_groups(); ++g) {
-    for (const Rep::Swapped& from : s.swapped[g]) {
+    for (size_t i = 0; i < s.swapped[g].size(); ++i) {
+      const Rep::Swapped& from = s.swapped[g][i];
       const Copy* copy = from.node != kNoNode ? &index_[from.node].copies[g] : nullptr;
       const bool in_main = copy != nullptr && copy->block != kNoBlock && !copy->loading;
-      needs[g] += !in_main || pools_[g].blocks[copy->block].refs == 0;
+      needs[pools_[g].count_of(s.tables[g].first_held + static_cast<int32_t>(i))] +=
+          !in_main || pools_[g].blocks[copy->block].refs == 0;
     }
   }
   return needs;
@@ -249,8 +256,8 @@ BlockCounts Cache::Impl::blocks_to_swap_in(const Rep& s) const {
 bool Cache::Impl::swap_in(Rep& s) {
   MILLRACE_CHECK(s.state == Sequence::State::kSwapped);
   const BlockCounts needs = blocks_to_swap_in(s);
-  for (int g = 0; g < num_groups(); ++g) {
-    if (needs[g] > available(g)) return false;
+  for (int c = 0; c < counts(); ++c) {
+    if (needs[c] > available(c)) return false;
   }
   for (int g = 0; g < num_groups(); ++g) {
     s.tables[g].blocks.reserve(s.tables[g].blocks.size() + s.swapped[g].size());
@@ -271,7 +278,7 @@ bool Cache::Impl::swap_in(Rep& s) {
       int32_t& block = table.blocks[table.first_held + i];
       if (block != kNoBlock) continue;
       const Rep::Swapped& from = s.swapped[g][i];
-      block = allocate(g);
+      block = allocate(g, table.first_held + static_cast<int32_t>(i));
       store_.write(g, block, (from.node != kNoNode ? index_[from.node].copies[g].ram : from.bytes)->span());
       moved += pools_[g].block_bytes;
       if (from.node == kNoNode || index_[from.node].copies[g].block != kNoBlock) continue;
@@ -408,11 +415,12 @@ void Cache::Impl::finish_read(const DiskTier::Done& done) {
     store_.write(group, block, done.bytes->span());
     if (copy.disk_bytes > 0) disk_order_.set(done.item, {index_[id].last_use, 0});
     copy.keep = true;
-    if (pool.blocks[block].refs == 0) pool.evictor.add(block, index_[id].last_use, index_[id].uses);
+    if (pool.blocks[block].refs == 0)
+      pool.shelf(block).evictor.add(block, index_[id].last_use, index_[id].uses);
     return;
   }
   // Those who hold the block see that it has no node any longer: ready().
-  if (pool.blocks[block].refs == 0) pool.free.push_back(block);
+  if (pool.blocks[block].refs == 0) pool.shelf(block).free.push_back(block);
   pool.blocks[block].node = kNoNode;
   copy.block = kNoBlock;
   if (copy.disk_bytes > 0)

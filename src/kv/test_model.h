@@ -23,6 +23,9 @@ namespace millrace::kv {
 inline constexpr size_t kTestBlockBytes = kBlockTokens * sizeof(uint64_t);
 
 inline GroupOptions full(int32_t blocks) { return {0, blocks, kTestBlockBytes}; }
+inline GroupOptions shelved(int32_t blocks, int32_t shelves) {
+  return {0, blocks, kTestBlockBytes, false, shelves};
+}
 inline GroupOptions window(int32_t window, int32_t blocks) { return {window, blocks, kTestBlockBytes}; }
 
 inline GroupOptions state(int32_t blocks) { return {kBlockTokens + 1, blocks, kTestBlockBytes, true}; }

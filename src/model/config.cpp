@@ -163,6 +163,10 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
     }
     int64_t each = blocks_for(tokens);
     if (group.state) each = std::min<int64_t>(each, state_blocks_of_step(limits.max_tokens));
+    if (group.window == 0 && !group.state) {  // of a window everybody keeps all
+      group.shelves = limits.context_ranks;
+      each = int64_t{blocks_on_shelf(static_cast<int32_t>(each), 0, group.shelves)} * group.shelves;
+    }
     const int64_t blocks = each * limits.sequences;
     if (blocks > INT32_MAX) {
       throw_error(ErrorCode::kNoMemory,

@@ -126,7 +126,8 @@ struct ExecutorLimits {
   int32_t max_context = 4096;
   int32_t sequences = 1;
   DType kv_type = DType::kF32;
-  int32_t adapter_rank = 0;  // ExecutorSpec's
+  int32_t adapter_rank = 0;   // ExecutorSpec's
+  int32_t context_ranks = 1;  // that contexts are spread over: KvGroupSpec::shelves
   bool page_summaries = false;
 };
 ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits& limits);

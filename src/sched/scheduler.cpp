@@ -18,7 +18,7 @@ constexpr double kPreemptBelow = 1.0 - 1e-9;
 
 Scheduler::Scheduler(const Limits& limits) : limits_(limits) {
   limits_.max_running = std::min({limits.max_running, limits.step_tokens, limits.logit_rows});
-  MILLRACE_CHECK(limits_.max_running > 0 && limits.groups > 0 && limits.groups <= kMaxKvGroups);
+  MILLRACE_CHECK(limits_.max_running > 0 && limits.groups > 0 && limits.groups <= kMaxKvCounts);
   const auto max_running = static_cast<size_t>(limits_.max_running);
   running_.reserve(max_running);
   plan_.work.reserve(max_running);

@@ -22,12 +22,12 @@
 namespace millrace::sched {
 
 using Id = int32_t;  // small and dense: the caller reuses them
-using Counts = std::array<int32_t, kMaxKvGroups>;
+using Counts = std::array<int32_t, kMaxKvCounts>;
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
 struct Limits {
-  int32_t groups = 1;
+  int32_t groups = 1;          // numbers of blocks that are counted: per group, or per shelf of it
   int32_t step_tokens = 512;   // rows of a step
   int32_t logit_rows = 64;     // rows of a step that give logits
   int32_t max_running = 64;    // at most step_tokens and logit_rows

@@ -64,6 +64,17 @@ class Mpi(unittest.TestCase):
             self.assertEqual(stages.returncode, 0, stages.stderr)
             self.assertEqual(Path(alone).read_bytes(), Path(shared).read_bytes())
 
+    def test_a_context_over_processes_has_the_bits_of_one(self):
+        # 1,100 tokens: three processes have a part of them each.
+        tokens = ",".join(str(3 + i * i % 240) for i in range(1100))
+        alone, spread = (os.path.join(self.folder.name, name) for name in ("alone.npy", "spread.npy"))
+        arguments = ["logits", GPT_OSS, "--tokens", tokens, "--threads", "1", "--device", "cpu", "--ctx", "1536"]
+        one = run([MILLRACE, *arguments, "--out", alone])
+        self.assertEqual(one.returncode, 0, one.stderr)
+        three = ranks(3, *arguments, "--out", spread, "--context-parallel", "3")
+        self.assertEqual(three.returncode, 0, three.stderr)
+        self.assertEqual(Path(alone).read_bytes(), Path(spread).read_bytes())
+
     def test_run_answers_once_and_alike(self):
         arguments = ["run", LLAMA, "--raw", "-p", "abc", "-n", "12", "--seed", "3", "--threads", "1", "-q"]
         one = run([MILLRACE, *arguments])

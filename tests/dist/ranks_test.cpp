@@ -3,21 +3,21 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <exception>
 #include <filesystem>
 #include <random>
-#include <thread>
 
 #include "base/error.h"
-#include "dist/local_communicator.h"
 #include "engine/rank_group.h"
 #include "engine/rank_plan.h"
 #include "engine/runtime.h"
 #include "engine/test_harness.h"
+#include "tests/dist/with_ranks.h"
 #include "tests/golden_reader.h"
 
 namespace millrace {
 namespace {
+
+using test::with_ranks;
 
 constexpr int32_t kContext = 512, kRows = 512;
 
@@ -31,34 +31,6 @@ EngineOptions options_for(const std::string& path, int ranks, const std::string&
           .tensor_parallel = ranks,
           .rank_speeds = speeds,
           .step_tokens = kRows};
-}
-
-// body(rank 0's communicator), with the other ranks following in threads of their own. What a rank throws is
-// thrown here, rank 0's before the others'.
-void with_ranks(int ranks, const std::vector<EngineOptions>& options_of,
-                const std::function<void(std::shared_ptr<dist::Communicator>)>& body) {
-  auto group = dist::make_local_group(ranks);
-  std::vector<std::thread> threads;
-  std::vector<std::exception_ptr> faults(static_cast<size_t>(ranks));
-  for (size_t r = 1; r < faults.size(); ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        follow_rank_zero(options_of[std::min(r, options_of.size() - 1)], *group[r]);
-      } catch (...) {
-        faults[r] = std::current_exception();
-      }
-      group[r].reset();
-    });
-  }
-  try {
-    body(std::shared_ptr<dist::Communicator>(std::move(group[0])));
-  } catch (...) {
-    faults[0] = std::current_exception();
-  }
-  for (std::thread& t : threads) t.join();
-  for (const std::exception_ptr& fault : faults) {
-    if (fault != nullptr) std::rethrow_exception(fault);
-  }
 }
 
 std::unique_ptr<Runtime> open(const EngineOptions& options,

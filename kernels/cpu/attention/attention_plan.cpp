@@ -34,6 +34,7 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape, int threads, Arena& ar
   max_split_tiles_ = max_splits < 2 ? 0 : std::min(shape.max_rows, (kSplitBelow * threads - 1) / kv_heads);
   max_partials_ = std::min(max_split_tiles_ * kv_heads * max_splits,
                            std::max(kPartialsPerThread * threads, kv_heads * max_splits));
+  if (shape.split_over_ranks) max_partials_ = std::max(max_partials_, kv_heads * max_splits);
   positions_ = arena.take<int32_t>(shape.max_rows);
   sequence_of_ = arena.take<int32_t>(shape.max_rows);
   tiles_ = arena.take<QueryTile>(shape.max_rows);

@@ -15,10 +15,11 @@ namespace millrace::cpu {
 // What sizes the workspace.
 struct AttentionShape {
   int32_t heads = 0, kv_heads = 0, head_dim = 0;
-  int64_t max_rows = 0;        // of queries in a step
-  int64_t max_context = 0;     // tokens of a sequence
-  bool shared_values = false;  // values are the keys: AttentionSplit::shared_values
-  bool sparse = false;         // some sequences may have sparse_pages
+  int64_t max_rows = 0;           // of queries in a step
+  int64_t max_context = 0;        // tokens of a sequence
+  bool shared_values = false;     // values are the keys: AttentionSplit::shared_values
+  bool split_over_ranks = false;  // SplitExchange
+  bool sparse = false;            // some sequences may have sparse_pages
 };
 
 // A sequence's rows of the batch are [first_row, first_row + num_tokens); the first of them stands at

@@ -1,6 +1,7 @@
 #include "kernels/cpu/attention/paged_attention.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cpu/attention/combine_splits.h"
 #include "kernels/cpu/matmul/row_partition.h"
@@ -29,8 +30,14 @@ class AttentionRun {
         group_size_(plan.group_size()) {}
 
   void run(std::span<const QueryTile> tiles);
+  void run_over_ranks(std::span<const QueryTile> tiles, const SplitExchange& ranks);
 
  private:
+  struct Extent {
+    int64_t splits = 0;  // most that a tile has
+    int32_t rows = 0;
+  };
+  Extent extent_of(std::span<const QueryTile> tiles) const;
   int32_t rows_of(const QueryTile& tile) const { return tile.num_tokens * group_size_; }
   const AttentionSequence& sequence_of(const QueryTile& tile) const {
     return plan_.sequences()[tile.sequence];
@@ -44,7 +51,9 @@ class AttentionRun {
                     int64_t head_rows, int thread) const;
   void store_row(const QueryTile& tile, int32_t row, int kv_head, const PartialSoftmax& total) const;
   void attend_tile(const QueryTile& tile, int kv_head, int thread) const;
-  void attend_in_splits(std::span<const QueryTile> tiles, int64_t max_splits, int32_t max_rows) const;
+  void attend_in_splits(std::span<const QueryTile> tiles, const Extent& most,
+                        const SplitExchange* ranks) const;
+  void exchange_parts(std::span<const QueryTile> tiles, int64_t max_splits, const SplitExchange& ranks) const;
   PartialSoftmax partial_at(int64_t task, int64_t split, int64_t max_splits) const;
 
   const Context& ctx_;
@@ -170,9 +179,27 @@ PartialSoftmax AttentionRun::partial_at(int64_t task, int64_t split, int64_t max
   return {all.row_max + at, all.row_sum + at, all.out + at * plan_.padded_dim()};
 }
 
-// Splits by different threads, some heads of a split at a time; then their combination.
-void AttentionRun::attend_in_splits(std::span<const QueryTile> tiles, int64_t max_splits,
-                                    int32_t max_rows) const {
+void AttentionRun::exchange_parts(std::span<const QueryTile> tiles, int64_t max_splits,
+                                  const SplitExchange& ranks) const {
+  std::vector<SplitPart> parts;
+  for (int64_t t = 0; t < std::ssize(tiles); ++t) {
+    const QueryTile& tile = tiles[static_cast<size_t>(t)];
+    const auto [first, last] = plan_.splits_of(tile, op_.mask);
+    for (int64_t split = first; split < last; ++split) {
+      for (int64_t head = 0; head < kv_heads_; ++head) {
+        parts.push_back({split, rows_of(tile), partial_at(t * kv_heads_ + head, split - first, max_splits)});
+      }
+    }
+  }
+  ranks.exchange(parts);
+}
+
+// Splits by different threads, some heads of a split at a time; then their combination. ranks: absent where
+// all splits are here.
+void AttentionRun::attend_in_splits(std::span<const QueryTile> tiles, const Extent& most,
+                                    const SplitExchange* ranks) const {
+  const int64_t max_splits = most.splits;
+  const int32_t max_rows = most.rows;
   const int64_t together = op_.kv.one_head || op_.kv.head_tables
                                ? 1
                                : std::min<int64_t>(kv_heads_, ctx_.kernels.heads_per_split[kernel_]);
@@ -182,7 +209,8 @@ void AttentionRun::attend_in_splits(std::span<const QueryTile> tiles, int64_t ma
     const QueryTile& tile = tiles[group / head_groups];
     const auto [first, last] = plan_.splits_of(tile, op_.mask);
     const int64_t split = first + index % max_splits;
-    return {split < last ? &tile : nullptr, static_cast<int>(head), split,
+    const bool here = split < last && (ranks == nullptr || ranks->is_here(split));
+    return {here ? &tile : nullptr, static_cast<int>(head), split,
             static_cast<int>(std::min(together, kv_heads_ - head))};
   };
   const int64_t parts = std::ssize(tiles) * head_groups * max_splits;
@@ -194,6 +222,7 @@ void AttentionRun::attend_in_splits(std::span<const QueryTile> tiles, int64_t ma
                  partial_at(tile * kv_heads_ + task.kv_head, part.index % max_splits, max_splits),
                  max_splits * plan_.tile_rows(), thread);
   });
+  if (ranks != nullptr) exchange_parts(tiles, max_splits, *ranks);
   // A row at a time: the partials lie in other threads' caches.
   const int64_t tasks = std::ssize(tiles) * kv_heads_;
   ctx_.pool.parallel_for(tasks * max_rows, 2, [&](int64_t begin, int64_t end, int thread) {
@@ -213,20 +242,35 @@ void AttentionRun::attend_in_splits(std::span<const QueryTile> tiles, int64_t ma
   });
 }
 
-void AttentionRun::run(std::span<const QueryTile> tiles) {
-  int64_t max_splits = 0;
-  int32_t max_rows = 0;
+AttentionRun::Extent AttentionRun::extent_of(std::span<const QueryTile> tiles) const {
+  Extent most;
   for (const QueryTile& tile : tiles) {
     const auto [first, last] = plan_.splits_of(tile, op_.mask);
-    max_splits = std::max(max_splits, last - first);
-    max_rows = std::max(max_rows, rows_of(tile));
+    most.splits = std::max(most.splits, last - first);
+    most.rows = std::max(most.rows, rows_of(tile));
   }
-  if (std::ssize(tiles) <= plan_.max_split_tiles() && max_splits >= 2 && ctx_.pool.size() > 1) {
+  return most;
+}
+
+// As many tiles at a time as there is room for the partial softmaxes of: the same on every rank.
+void AttentionRun::run_over_ranks(std::span<const QueryTile> tiles, const SplitExchange& ranks) {
+  const Extent most = extent_of(tiles);
+  const int64_t at_once =
+      std::max<int64_t>(1, plan_.max_partials() / std::max<int64_t>(1, kv_heads_ * most.splits));
+  for (int64_t done = 0; done < std::ssize(tiles); done += at_once) {
+    const auto count = static_cast<size_t>(std::min(at_once, std::ssize(tiles) - done));
+    attend_in_splits(tiles.subspan(static_cast<size_t>(done), count), most, &ranks);
+  }
+}
+
+void AttentionRun::run(std::span<const QueryTile> tiles) {
+  const Extent most = extent_of(tiles);
+  if (std::ssize(tiles) <= plan_.max_split_tiles() && most.splits >= 2 && ctx_.pool.size() > 1) {
     // As many tiles at a time as there is room for the partial softmaxes of.
-    const int64_t at_once = std::max<int64_t>(1, plan_.max_partials() / (kv_heads_ * max_splits));
+    const int64_t at_once = std::max<int64_t>(1, plan_.max_partials() / (kv_heads_ * most.splits));
     for (int64_t done = 0; done < std::ssize(tiles); done += at_once) {
       const auto count = static_cast<size_t>(std::min(at_once, std::ssize(tiles) - done));
-      attend_in_splits(tiles.subspan(static_cast<size_t>(done), count), max_splits, max_rows);
+      attend_in_splits(tiles.subspan(static_cast<size_t>(done), count), most, nullptr);
     }
     return;
   }
@@ -246,6 +290,11 @@ void paged_attention(const Context& ctx, const AttentionPlan& plan, const PagedA
 
 void paged_attention(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op) {
   paged_attention(ctx, plan, op, plan.tiles());
+}
+
+void paged_attention_over_ranks(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op,
+                                std::span<const QueryTile> tiles, const SplitExchange& ranks) {
+  AttentionRun(ctx, plan, op).run_over_ranks(tiles, ranks);
 }
 
 void quantize_queries(const Context& ctx, const AttentionPlan& plan, const float* query,

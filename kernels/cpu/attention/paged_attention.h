@@ -6,6 +6,8 @@
 // numbers either way.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <span>
 
 #include "kernels/cpu/attention/attention_mask.h"
@@ -30,6 +32,23 @@ struct PagedAttention {
 void paged_attention(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op,
                      std::span<const QueryTile> tiles);
 void paged_attention(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op);
+
+// A context whose splits are on several ranks, each of which has the same queries: a rank attends to its own
+// splits, partial softmaxes are exchanged, and every rank combines all of them, in the order of one process.
+struct SplitPart {
+  int64_t split;
+  int32_t rows;
+  PartialSoftmax at;  // [rows], [rows], [rows][padded_dim]
+};
+struct SplitExchange {
+  std::function<bool(int64_t split)> is_here;
+  // Parts of all ranks, in an order that is the same on all of them; those of splits that are not here are to
+  // be filled in.
+  std::function<void(std::span<const SplitPart> parts)> exchange;
+};
+// Splits of tables that lack blocks must not be here. The plan's shape has split_over_ranks.
+void paged_attention_over_ranks(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op,
+                                std::span<const QueryTile> tiles, const SplitExchange& ranks);
 
 // Queries [rows][heads * head_dim] as an int8 cache reads them; head_dim is a multiple of 32.
 void quantize_queries(const Context& ctx, const AttentionPlan& plan, const float* query,

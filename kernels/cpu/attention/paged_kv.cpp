@@ -53,6 +53,7 @@ void store_head(DType type, const float* x, int64_t count, uint8_t* to, int32_t 
 void store_kv(const PagedKv& kv, int32_t sequence, int32_t position, int64_t head, int64_t head_dim,
               const float* key, const float* value) {
   const int32_t token = position % kBlockTokens, block = kv.tables[sequence][position / kBlockTokens];
+  if (block == kNoBlock && kv.absent_elsewhere) return;
   MILLRACE_CHECK(block >= 0 && block < kv.num_blocks);
   uint8_t* base = kv.pool + block * kv.block_bytes + head * kv.head_bytes;
   store_head(kv.type, key, head_dim, base + kv.key_offset, token, token, kBlockTokens);

@@ -23,6 +23,8 @@ struct PagedKv {
   bool head_tables = false;
   // All query heads read the first head, in groups that a plan takes for heads (latent attention).
   bool one_head = false;
+  // Blocks that a table lacks are other ranks': what would be stored there is left out.
+  bool absent_elsewhere = false;
   int64_t head_offset(int64_t head) const { return one_head ? 0 : head * head_bytes; }
 };
 

@@ -1,5 +1,6 @@
 #include "backend/cpu/cpu_backend.h"
 
+#include "backend/cpu/context_part.h"
 #include "backend/cpu/cpu_executor.h"
 #include "backend/cpu/memory.h"
 #include "backend/cpu/weight.h"
@@ -41,12 +42,17 @@ class CpuBackend final : public Backend {
   const dist::Shares* shares() const override { return shares_; }
   OpFeatures lacks() const override {
     OpFeatures missing;
-    missing.add(OpFeature::kNormWhole, group_ != nullptr);  // over heads that other ranks have
-    const bool shared = shares_ != nullptr;
-    missing.add(OpFeature::kHeadSizes, shared);
-    missing.add(OpFeature::kSharedKeys, shared);
-    missing.add(OpFeature::kLayerInputs, shared);
-    missing.add(OpFeature::kExpertNorms, shared);
+    missing.add(OpFeature::kNormWhole, group_ != nullptr && !spreads_context());  // over others' heads too
+    for (const OpFeature feature : {OpFeature::kHeadSizes, OpFeature::kSharedKeys, OpFeature::kLayerInputs,
+                                    OpFeature::kExpertNorms}) {
+      missing.add(feature, shares_ != nullptr || spreads_context());
+    }
+    // What a token sees behind it, or keeps beside keys and values, is not spread.
+    for (const OpFeature feature :
+         {OpFeature::kState, OpFeature::kStateBeside, OpFeature::kLatent, OpFeature::kBidirectional,
+          OpFeature::kAdapters, OpFeature::kImages, OpFeature::kSparse}) {
+      missing.add(feature, spreads_context());
+    }
     return missing;
   }
 
@@ -72,6 +78,11 @@ class CpuBackend final : public Backend {
   }
 
   size_t workspace_bytes(const ExecutorSpec& spec) const override {
+    if (spreads_context()) {
+      return cpu::workspace_bytes(spec, int64_t{spec.heads} * spec.head_dim, pool_.size(),
+                                  kernels_.quantize_bf16_tile != nullptr) +
+             cpu::ContextPart::buffer_bytes(spec, shares_->context_ranks());
+    }
     const ExecutorSpec local = shares_ == nullptr ? spec : cpu::RankPart::local_spec(*shares_, spec);
     return cpu::workspace_bytes(local, int64_t{spec.heads} * spec.head_dim, pool_.size(),
                                 kernels_.quantize_bf16_tile != nullptr);
@@ -93,6 +104,10 @@ class CpuBackend final : public Backend {
       throw_error(ErrorCode::kUnsupported,
                   "KV cache type int8: heads of {} dimensions, expected a multiple of {}", dim, kKvScaleDims);
     }
+    if (group_ != nullptr && spreads_context()) {
+      return std::make_unique<cpu::CpuExecutor>(spec, kernels_, pool_,
+                                                std::make_unique<cpu::ContextPart>(*group_, spec));
+    }
     if (group_ != nullptr)
       return std::make_unique<cpu::CpuExecutor>(spec, kernels_, pool_, *group_, *shares_);
     return std::make_unique<cpu::CpuExecutor>(spec, kernels_, pool_);
@@ -105,11 +120,12 @@ class CpuBackend final : public Backend {
   }
 
  private:
+  bool spreads_context() const { return shares_ != nullptr && shares_->context_ranks() > 1; }
   std::string ranks_text() const {
     if (group_ != nullptr) {
       return fmt::format(", rank {} of {} over {}", group_->rank(), group_->size(), group_->name());
     }
-    if (shares_ == nullptr) return "";
+    if (shares_ == nullptr || spreads_context()) return "";
     return fmt::format(", stage {} of {}", shares_->stage(), shares_->stages());
   }
 

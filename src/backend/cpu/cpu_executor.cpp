@@ -57,21 +57,26 @@ int64_t attended_columns(const ExecutorSpec& spec, const RankPart* part) {
 }  // namespace
 
 CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool)
-    : CpuExecutor(spec, kernels, pool, nullptr) {}
+    : CpuExecutor(spec, kernels, pool, nullptr, nullptr) {}
 
 CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool,
                          dist::Communicator& group, const dist::Shares& shares)
     : CpuExecutor(RankPart::local_spec(shares, spec), kernels, pool,
-                  std::make_unique<RankPart>(group, shares, spec)) {
+                  std::make_unique<RankPart>(group, shares, spec), nullptr) {
   if (group.rank() == 0) whole_logits_.resize(static_cast<size_t>(spec.max_logit_rows) * spec.vocab);
 }
 
 CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool,
-                         std::unique_ptr<RankPart> part)
+                         std::unique_ptr<ContextPart> context)
+    : CpuExecutor(ContextPart::local_spec(spec), kernels, pool, nullptr, std::move(context)) {}
+
+CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool,
+                         std::unique_ptr<RankPart> part, std::unique_ptr<ContextPart> context)
     : spec_(spec),
       kernels_(kernels),
       pool_(pool),
       part_(std::move(part)),
+      over_ranks_(std::move(context)),
       memory_(workspace_bytes(spec, attended_columns(spec, part_.get()), pool.size(),
                               kernels.quantize_bf16_tile != nullptr),
               "workspace"),
@@ -102,10 +107,11 @@ CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, T
 
 // ---------------------------------------------------------------- the step
 
-void CpuExecutor::begin(const Batch& batch) {
-  MILLRACE_CHECK(batch.tokens.size() <= static_cast<size_t>(spec_.max_tokens));
-  MILLRACE_CHECK(batch.logit_rows.size() <= static_cast<size_t>(spec_.max_logit_rows));
-  batch_ = batch;
+void CpuExecutor::begin(const Batch& whole) {
+  MILLRACE_CHECK(whole.tokens.size() <= static_cast<size_t>(spec_.max_tokens));
+  MILLRACE_CHECK(whole.logit_rows.size() <= static_cast<size_t>(spec_.max_logit_rows));
+  batch_ = over_ranks_ == nullptr ? whole : over_ranks_->localize(whole);
+  const Batch& batch = batch_;
   rows_ = static_cast<int64_t>(batch.tokens.size());
   rotation_of_ = nullptr;
   normed_formats_ = {};
@@ -345,7 +351,7 @@ ActivationRows CpuExecutor::inner_for(const Linear& gate, const Linear& up, cons
 }
 
 void CpuExecutor::norm_logits(const Logits& op) {
-  const std::span<const int32_t> rows = batch_.logit_rows;
+  const std::span<const int32_t> rows = own_logit_rows();
   if (rows.empty()) return;
   const ActivationRows x = norm_for(op.norm, {&op.output}, rows);
   vocab_part_ = op.output.weight->rows;
@@ -366,6 +372,8 @@ void CpuExecutor::norm_logits(const Logits& op) {
 }
 
 std::span<const float> CpuExecutor::logits() {
+  if (over_ranks_ != nullptr)
+    return over_ranks_->collect<float>(work_->logits, static_cast<size_t>(spec_.vocab), whole_logits_);
   if (part_ != nullptr) {
     const int64_t rows = std::ssize(batch_.logit_rows);
     if (rows > 0) part_->collect_rows(pool_, work_->logits, whole_logits_.data(), spec_.vocab, rows);
@@ -376,6 +384,7 @@ std::span<const float> CpuExecutor::logits() {
 
 std::span<const int32_t> CpuExecutor::greedy_tokens() {
   if (part_ != nullptr) return greedy_of_parts();
+  if (over_ranks_ != nullptr) return greedy_over_ranks();
   argmax_rows(context(), work_->logits, std::ssize(batch_.logit_rows), spec_.vocab, work_->argmax,
               greedy_.data());
   return {greedy_.data(), batch_.logit_rows.size()};
@@ -399,9 +408,11 @@ std::span<const int32_t> CpuExecutor::greedy_of_parts() {
 }
 
 void CpuExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to) {
-  MILLRACE_CHECK(row >= 0 && row < rows_ && std::ssize(to) == spec_.hidden);
-  norm_one(kernels_, weights_of(norm), work_->residual + row * int64_t{spec_.hidden}, spec_.hidden,
-           to.data());
+  const int64_t rows = over_ranks_ == nullptr ? rows_ : over_ranks_->rows();
+  MILLRACE_CHECK(row >= 0 && row < rows && std::ssize(to) == spec_.hidden);
+  const float* from = over_ranks_ == nullptr ? work_->residual + row * int64_t{spec_.hidden}
+                                             : over_ranks_->hidden(row, spec_.hidden);
+  norm_one(kernels_, weights_of(norm), from, spec_.hidden, to.data());
 }
 
 // ---------------------------------------------------------------- attention
@@ -422,6 +433,7 @@ PagedKv CpuExecutor::kv_at(ExecutorSpec::LayerPlace place) const {
   kv.value_offset = kv.key_offset + (spec_.kv_parts() - 1) * heads * kv.head_bytes;
   kv.tables = work_->tables[group];
   kv.one_head = spec_.latent.rank > 0;
+  kv.absent_elsewhere = over_ranks_ != nullptr;
   return kv;
 }
 
@@ -476,6 +488,9 @@ void CpuExecutor::rope_append_kv(const Rope& op) {
   if (work_->attention_plan.any_sparse() && has_summaries(place.group)) {
     summarize_full_pages(context(), work_->attention_plan, append.kv, summaries_at(place));
   }
+  if (over_ranks_ == nullptr) return;
+  over_ranks_->share_kv(pool_, place.group, append.kv, spec_.kv_heads, spec_.head_dim,
+                        work_->key, work_->value);
 }
 
 // Behind the keys and values of the last layer rows without logits are of no use, if nobody reads hidden
@@ -508,7 +523,12 @@ void CpuExecutor::attend(const Attend& op) {
   if (deep_) prefetch_order_.resume(pool_);
   const bool computes = part_ == nullptr || part_->has_heads();
   if (computes) {
-    attend_pages(op);
+    if (over_ranks_ != nullptr && over_ranks_->is_spread(group)) {
+      const bool last = batch_.only_logits && op.layer + 1 == std::ssize(spec_.layers);
+      over_ranks_->attend(context(), work_->attention_plan, group, attention_of(op), last);
+    } else {
+      attend_pages(op);
+    }
     if (op.gated) gate_attention();
   }
   if (leaves_out) keep_logit_rows(int64_t{spec_.heads} * spec_.head_dim_of(group));
@@ -752,6 +772,7 @@ CpuExecutor::SlotShape CpuExecutor::shape_of(Slot slot) {
 }
 
 std::span<std::byte> CpuExecutor::block_bytes(int group, int32_t block) const {
+  if (over_ranks_ != nullptr) block = over_ranks_->local_block(group, block);
   const size_t bytes = spec_.kv_block_bytes(group);
   MILLRACE_CHECK(block >= 0 && block < spec_.kv_groups[group].num_blocks);
   return {reinterpret_cast<std::byte*>(kv_pools_[group].data()) + static_cast<size_t>(block) * bytes, bytes};

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cpu/context_part.h"
 #include "backend/cpu/memory.h"
 #include "backend/cpu/rank_part.h"
 #include "backend/cpu/weight.h"
@@ -17,6 +18,7 @@
 #include "backend/mixed_part.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/attention/page_summary.h"
+#include "kernels/cpu/attention/paged_attention.h"
 #include "kernels/cpu/attention/paged_kv.h"
 #include "kernels/cpu/state/time_mix.h"
 
@@ -30,6 +32,11 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   // gets.
   CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool,
               dist::Communicator& group, const dist::Shares& shares);
+
+  // As a rank of a group that a context is spread over: `spec` and batches are the whole ones, rows and KV
+  // blocks this rank's part. All ranks make the same calls, as above.
+  CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool,
+              std::unique_ptr<ContextPart> context);
 
   void begin(const Batch& batch) override;
   void embed(const Embed& op) override;
@@ -68,7 +75,7 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
 
  private:
   CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool,
-              std::unique_ptr<RankPart> part);
+              std::unique_ptr<RankPart> part, std::unique_ptr<ContextPart> context);
   struct SlotShape {
     float* values;
     int64_t rows, cols, max_rows;
@@ -87,6 +94,8 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   void norm_heads(const Norm& op, int64_t heads, int64_t dim, bool whole, float* values);
   void multiply(const Linear& weights, const float* x, int64_t cols, float* y);
   std::span<const int32_t> greedy_of_parts();
+  std::span<const int32_t> greedy_over_ranks();
+  std::span<const int32_t> own_logit_rows();
   using Updates = std::span<const LowRankRun>;
   void multiply_add(const Linear& weights, const ActivationRows& x, Updates updates, const Norm& norm_after,
                     float scale);
@@ -111,6 +120,7 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   bool has_summaries(int group) const { return spec_.page_summary_bytes(group) > 0; }
   PageSummaries summaries_at(ExecutorSpec::LayerPlace place) const;
   void summarize_block(int group, int32_t block);
+  PagedAttention attention_of(const Attend& op) const;
   void attend_pages(const Attend& op);
   void prepare_rotation(const Rope& op);
   bool leaves_rows_out(int layer) const;
@@ -119,14 +129,16 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   ExecutorSpec spec_;
   const KernelTable& kernels_;
   ThreadPool& pool_;
-  std::unique_ptr<RankPart> part_;  // absent: this process has the whole model
+  std::unique_ptr<RankPart> part_;           // absent: this process has the whole model
+  std::unique_ptr<ContextPart> over_ranks_;  // absent: this process has the whole context
   StepMemory memory_;
   std::unique_ptr<Workspace> work_;
   std::vector<Pages> kv_pools_;   // per group
   std::vector<int32_t> greedy_;   // [max logit rows]
   std::vector<Pages> summaries_;  // per group: [layers in group] of PageSummaries; empty ones where none are
   std::vector<float> whole_logits_;  // [max logit rows][vocab]: of all ranks, on rank 0
-  std::vector<int32_t> kept_rows_;   // [max logit rows]: 0, 1 ..: the logit rows when only they are kept
+  std::vector<int32_t> whole_greedy_, own_logit_rows_;
+  std::vector<int32_t> kept_rows_;  // [max logit rows]: 0, 1 ..: the logit rows when only they are kept
   PrefetchOrder prefetch_order_;
   std::vector<int32_t> row_adapters_;    // [rows], of this step's rows; empty: none of them has one
   std::vector<int32_t> logit_adapters_;  // [logit rows], likewise
@@ -139,7 +151,7 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
 
   InputWatcher* watcher_ = nullptr;
 
-  Batch batch_{};
+  Batch batch_{};                       // of this rank
   int64_t rows_ = 0;                    // tokens of this step; behind the last attention those that are kept
   ActivationFormats normed_formats_;    // that work_->input has of work_->normed
   int64_t vocab_part_ = 0;              // rows of the output matrix that this rank has

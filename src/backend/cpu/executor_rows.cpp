@@ -1,4 +1,5 @@
-// The cpu executor as half of a mixed one (backend/mixed_part.h).
+// The cpu executor as half of a mixed one (backend/mixed_part.h), and which rows of a step are its own where
+// a context is spread over ranks.
 #include <algorithm>
 
 #include "backend/cpu/cpu_executor.h"
@@ -66,6 +67,25 @@ void CpuExecutor::keep_experts(std::span<const int32_t> local) {
   int32_t* chosen = work_->chosen;
   for (int64_t i = 0; i < rows_ * spec_.experts_per_token; ++i)
     chosen[i] = local[static_cast<size_t>(chosen[i])];
+}
+
+// ---------------------------------------------------------------- a context over ranks
+
+// Those of the batch's logit rows that this rank computes. Behind the last layer: hidden states go to rank 0
+// where all of them are asked for.
+std::span<const int32_t> CpuExecutor::own_logit_rows() {
+  if (over_ranks_ == nullptr) return batch_.logit_rows;
+  if (!batch_.only_logits) over_ranks_->collect_hidden(work_->residual, spec_.hidden);
+  own_logit_rows_.clear();
+  for (const int32_t i : over_ranks_->own_logits())
+    own_logit_rows_.push_back(batch_.logit_rows[static_cast<size_t>(i)]);
+  return own_logit_rows_;
+}
+
+std::span<const int32_t> CpuExecutor::greedy_over_ranks() {
+  const int64_t rows = std::ssize(over_ranks_->own_logits());
+  if (rows > 0) argmax_rows(context(), work_->logits, rows, spec_.vocab, work_->argmax, greedy_.data());
+  return over_ranks_->collect<int32_t>(greedy_.data(), 1, whole_greedy_);
 }
 
 }  // namespace millrace::cpu

@@ -1,6 +1,7 @@
 // The cpu executor's attention: all of a context, or the pages that matter (kernels/cpu/attention/
 // sparse_attention.h), and the bounds of pages beside the KV pools.
 #include "backend/cpu/cpu_executor.h"
+#include "backend/cpu/weight.h"
 #include "base/check.h"
 #include "kernels/cpu/attention/paged_attention.h"
 #include "kernels/cpu/attention/sparse_attention.h"
@@ -26,17 +27,21 @@ void CpuExecutor::summarize_block(int group, int32_t block) {
     summarize_page(kv_at({group, i}), block, summaries_at({group, i}));
 }
 
+PagedAttention CpuExecutor::attention_of(const Attend& op) const {
+  return {work_->query,
+          work_->input.blocks,
+          work_->attention,
+          kv_of(op.layer),
+          {op.window, op.chunk, op.bidirectional},
+          op.scale,
+          values_of(op.sinks),
+          op.softcap};
+}
+
 void CpuExecutor::attend_pages(const Attend& op) {
   const ExecutorSpec::LayerPlace place = spec_.layers[static_cast<size_t>(op.layer)];
   const AttentionPlan& plan = work_->plan_of(place.group);
-  const PagedAttention attention{work_->query,
-                                 work_->input.blocks,
-                                 work_->attention,
-                                 kv_of(op.layer),
-                                 {op.window, op.chunk, op.bidirectional},
-                                 op.scale,
-                                 values_of(op.sinks),
-                                 op.softcap};
+  const PagedAttention attention = attention_of(op);
   const bool full = op.window == 0 && op.chunk == 0 && !op.bidirectional;
   if (!full || plan.sparse_rows().empty()) return paged_attention(context(), plan, attention);
   MILLRACE_CHECK(has_summaries(place.group));

@@ -24,10 +24,12 @@ int64_t most_kv_cols(const ExecutorSpec& spec) {
 
 AttentionShape attention_shape(const ExecutorSpec& spec) {
   const bool latent = spec.latent.rank > 0;
+  bool over_ranks = false;
+  for (const KvGroupSpec& group : spec.kv_groups) over_ranks |= group.shelves > 1;
   return {spec.heads,         latent ? groups_of(spec.heads) : spec.kv_heads,
           spec.head_dim,      spec.max_tokens,
           spec.max_context,   latent,
-          spec.page_summaries};
+          over_ranks,         spec.page_summaries};
 }
 
 }  // namespace
