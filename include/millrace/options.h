@@ -55,6 +55,8 @@ struct EngineOptions {
   int32_t tensor_parallel = 1;
   // The same with whole layers in each, one behind the other; not together with tensor_parallel.
   int32_t pipeline_parallel = 1;
+  // With tensor_parallel: each has whole experts, in place of some rows of every expert.
+  bool expert_parallel = false;
   // Replicas of the model, 1 to 16, each with a cache of its own: a request goes to the one that has most of
   // its prompt. Only on CPUs; with ranks (launcher), each has as many of them.
   int32_t data_parallel = 1;

@@ -87,6 +87,10 @@ class OptionChecker {
                   name("pipeline_parallel"), o_.pipeline_parallel, name("tensor_parallel"),
                   o_.tensor_parallel);
     }
+    if (o_.expert_parallel && o_.tensor_parallel == 1) {
+      throw_error(ErrorCode::kBadInput, "{}: found {} 1, expected ranks that share the experts",
+                  name("expert_parallel"), name("tensor_parallel"));
+    }
     parse_rank_speeds(name("rank_speeds"), o_);
     if (ranks_of(o_) > 1 && !o_.quantize.empty()) {
       throw_error(ErrorCode::kUnsupported,
@@ -229,6 +233,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.prefix_cache = false;
   draft.tensor_parallel = defaults.tensor_parallel;  // rank 0 guesses alone
   draft.pipeline_parallel = defaults.pipeline_parallel;
+  draft.expert_parallel = defaults.expert_parallel;
   draft.rank_speeds = defaults.rank_speeds;
   draft.launcher = defaults.launcher;
   draft.data_parallel = defaults.data_parallel;

@@ -74,6 +74,7 @@ std::span<const int32_t> LeaderExecutor::greedy_tokens() {
 }
 
 void LeaderExecutor::read_block(int group, int32_t block, std::span<std::byte> to) {
+  if (shares_.whole_attention()) return inner().read_block(group, block, to);  // everybody has all of it
   tell({.kind = Kind::kReadBlock, .group = group, .from = block});
   for (int r = 0; r < group_.size(); ++r) {
     const BlockPart part = block_part(spec_, shares_, r, group);
@@ -91,6 +92,10 @@ void LeaderExecutor::read_block(int group, int32_t block, std::span<std::byte> t
 }
 
 void LeaderExecutor::write_block(int group, int32_t block, std::span<const std::byte> from) {
+  if (shares_.whole_attention()) {
+    tell({.kind = Kind::kWriteBlock, .group = group, .to = block, .bytes = from.size()}, from);
+    return inner().write_block(group, block, from);
+  }
   for (int r = 0; r < group_.size(); ++r) {
     const BlockPart part = block_part(spec_, shares_, r, group);
     if (part.empty()) continue;

@@ -191,7 +191,7 @@ void run_rank(const EngineOptions& options, const std::string& front, const std:
   const io::Checkpoint checkpoint = io::Checkpoint::open(options.model);
   const ModelConfig config = read_config(checkpoint);
   check_stages(config, options);
-  const dist::Shares shares = shares_of(options, group->rank());
+  const dist::Shares shares = shares_of(options, group->rank(), checkpoint, config);
   const ChosenBackend chosen =
       open_backend(checkpoint, config, options, {}, {shares.stages() > 1 ? nullptr : group.get(), &shares});
   dist::Hello hello{.key = key,

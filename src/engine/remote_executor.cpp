@@ -130,7 +130,7 @@ class RemoteBackend final : public Backend {
     auto weight = std::make_unique<Weight>();
     weight->experts = view.rank == 3 ? view.shape[0] : 1;
     weight->cols = view.cols();
-    weight->rows = view.rows() / weight->experts;
+    weight->rows = view.rows() / std::max<int64_t>(1, weight->experts);
     weight->copied = true;
     return weight;
   }

@@ -41,7 +41,8 @@ class CpuBackend final : public Backend {
   const dist::Shares* shares() const override { return shares_; }
   OpFeatures lacks() const override {
     OpFeatures missing;
-    missing.add(OpFeature::kNormWhole, group_ != nullptr);  // over heads that other ranks have
+    // Over heads that other ranks have.
+    missing.add(OpFeature::kNormWhole, group_ != nullptr && !shares_->whole_attention());
     return missing;
   }
 

@@ -293,7 +293,8 @@ void CpuExecutor::project_add(const Projection& op) {
                         op.norm_after, op.scale);
   }
   const ActivationFormats formats = formats_for(kernels_, {linear_of(op.linear)}, rows_);
-  if (part_ != nullptr) part_->gather_heads(pool_, work_->attention, work_->attended, rows_);
+  if (part_ != nullptr && !part_->whole_attention())
+    part_->gather_heads(pool_, work_->attention, work_->attended, rows_);
   const ActivationRows x =
       quantize_rows(context(), formats, work_->attended, rows_, op.linear.weight->cols, work_->input);
   const int64_t cols = op.linear.weight->cols;
@@ -697,6 +698,7 @@ void CpuExecutor::experts_add(const Experts& op) {
   GateUp gate_up = gate_up_of(op.gate, op.up, op.activation);
   gate_up.alpha = op.alpha;
   gate_up.limit = op.limit;
+  if (part_ != nullptr && part_->whole_experts()) return whole_experts_add(op, gate_up, moe);
   InnerExchange exchange;
   if (part_ != nullptr) {
     exchange = {part_->inner(), [&](int64_t rows) {
@@ -711,6 +713,24 @@ void CpuExecutor::experts_add(const Experts& op) {
               moe);
   share_columns(work_->residual);
   if (watcher_ != nullptr) watch_experts(op);
+  normed_formats_ = {};  // tiles of sorted rows may have taken their memory
+}
+
+// Of this rank's experts all rows, which everybody has; then their outputs to whoever adds them up.
+void CpuExecutor::whole_experts_add(const Experts& op, const GateUp& gate_up, MoeWorkspace& moe) {
+  const int64_t k = spec_.experts_per_token;
+  part_->sort_pairs(work_->chosen, rows_ * k, spec_.experts);
+  if (part_->has_pairs()) {
+    moe_experts(context(),
+                {gate_up, linear_of(op.down), k, part_->own_chosen(), work_->chosen_weight, work_->normed,
+                 normed_formats_, nullptr, rows_, op.weigh_input, spec_.hidden, nullptr, false, true},
+                moe);
+  }
+  part_->add_experts(context(),
+                     {work_->expert_out, moe.order.sorted_row, part_->own_chosen(),
+                      op.weigh_input ? nullptr : work_->chosen_weight, linear_of(op.down).bias, spec_.hidden},
+                     rows_, k, work_->residual + first_column());
+  share_columns(work_->residual);
   normed_formats_ = {};  // tiles of sorted rows may have taken their memory
 }
 

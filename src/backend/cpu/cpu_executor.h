@@ -91,6 +91,7 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   Updates updates_of(const Linear& op, int place, std::span<const int32_t> adapters, const float* x,
                      int64_t stride);
   void shared_expert_add(const Experts& op);
+  void whole_experts_add(const Experts& op, const GateUp& gate_up, MoeWorkspace& moe);
   void scale_routing(float scale);
   void split_gates();
   void multiply_behind(const NormMix& op, int64_t to, int64_t cols);
