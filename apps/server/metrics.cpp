@@ -93,6 +93,12 @@ class Exposition {
       }
     });
   }
+  // Of ranks that mpirun started no group is known here.
+  bool picks_by_ranks() const {
+    return has_ranks() || std::any_of(models_.begin(), models_.end(), [](const Model& m) {
+             return m.stats.rows_picked_by_ranks + m.stats.rows_gathered > 0;
+           });
+  }
   bool has_ranks() const {
     return std::any_of(models_.begin(), models_.end(),
                        [](const Model& m) { return !m.stats.rank_groups.empty(); });
@@ -374,6 +380,7 @@ HttpResponse stats_json(Api& api, const HttpRequest& request) {
         {"step", latency(s.step_time)}}},
       {"memory", memory_part(meant, s)},
       {"rank_groups", ranks_part(s)},
+      {"rank_sampling", {{"picked_rows", s.rows_picked_by_ranks}, {"gathered_rows", s.rows_gathered}}},
       {"history", api.timeline().history_json()},
       {"timeline", api.timeline().requests_json()}};
   return {.body = stats.dump(-1, ' ', false, Json::error_handler_t::replace),

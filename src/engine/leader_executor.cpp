@@ -32,7 +32,8 @@ LeaderExecutor::LeaderExecutor(dist::Communicator& group, const dist::Shares& sh
     : ForwardingExecutor(make_everywhere(group, spec, backend)),
       group_(group),
       shares_(shares),
-      spec_(spec) {}
+      spec_(spec),
+      backend_(backend) {}
 
 LeaderExecutor::~LeaderExecutor() {
   try {
@@ -71,6 +72,19 @@ std::span<const float> LeaderExecutor::logits_of(std::span<const int32_t> /*rows
 std::span<const int32_t> LeaderExecutor::greedy_tokens() {
   tell({.kind = Kind::kGreedy});
   return inner().greedy_tokens();
+}
+
+bool LeaderExecutor::sample(std::span<const SampleRow> rows) {
+  if (!RankSampler::of_use(rows, spec_.vocab)) return false;
+  for (int r = 1; r < group_.size(); ++r) {
+    pack(rows, shares_.rows_of(r, spec_.vocab), message_);
+    const RankMessage message{.kind = Kind::kSample, .bytes = message_.size()};
+    group_.send(r, std::as_bytes(std::span(&message, 1)));
+    group_.send(r, message_);
+  }
+  sampled_ = sampler_.sample(group_, backend_, rows, inner().own_logits(), shares_.rows(spec_.vocab),
+                             /*first_allowed=*/0, spec_.vocab);
+  return true;
 }
 
 void LeaderExecutor::read_block(int group, int32_t block, std::span<std::byte> to) {
@@ -160,6 +174,13 @@ class Follower {
       case Kind::kGreedy:
         executor_->greedy_tokens();
         return;
+      case Kind::kSample: {
+        const dist::Range part = backend_.shares()->rows(spec_.vocab);
+        rows_.unpack(bytes_);
+        sampler_.sample(group_, backend_, rows_.rows, executor_->own_logits(), part, first_allowed(part),
+                        spec_.vocab);
+        return;
+      }
       case Kind::kReadBlock:
         bytes_.resize(part_bytes(spec_, block_part(spec_, *backend_.shares(), group_.rank(), message.group)));
         if (bytes_.empty()) return;
@@ -182,6 +203,8 @@ class Follower {
   ExecutorSpec spec_;
   std::unique_ptr<Executor> executor_;
   ReceivedBatch batch_;
+  ReceivedRows rows_;
+  RankSampler sampler_;
   std::vector<std::byte> bytes_;
 };
 

@@ -139,6 +139,16 @@ class FrontServer {
         const auto count = static_cast<int32_t>(found.size());
         return front_.send(std::as_bytes(std::span(&count, 1))) && front_.send(std::as_bytes(found));
       }
+      case Kind::kSample: {
+        rows_.unpack(bytes_);
+        tokens_.clear();
+        if (executor_->sample(rows_.rows)) {
+          for (const SampledRow& row : executor_->sampled()) tokens_.push_back(row.token);
+        }
+        const auto count = static_cast<int32_t>(tokens_.size());
+        return front_.send(std::as_bytes(std::span(&count, 1))) &&
+               front_.send(std::as_bytes(std::span(tokens_)));
+      }
       case Kind::kHidden:
         return front_.send(std::as_bytes(hidden_states()));
       case Kind::kReadBlock:
@@ -175,6 +185,8 @@ class FrontServer {
   std::unique_ptr<Executor> executor_;
   PipelineLeader* pipeline_ = nullptr;
   ReceivedBatch batch_;
+  ReceivedRows rows_;
+  std::vector<int32_t> tokens_;
   std::vector<float> hidden_;
   std::vector<std::byte> bytes_;
 };

@@ -94,7 +94,8 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
     std::vector<dist::Claim> claims = rank_claims(r->checkpoint_, config, options, *chosen.backend);
     r->front_ = std::make_unique<RankFront>(
         options, [claims](const EngineOptions& o) { return with_options(claims, o); }, setup.wake);
-    chosen.backend = make_remote_backend(std::move(chosen.backend), *r->front_, ranks_of(options));
+    chosen.backend = make_remote_backend(std::move(chosen.backend), *r->front_, ranks_of(options),
+                                         options.pipeline_parallel > 1);
   }
   if (r->group_ != nullptr) check_ranks_agree(*r->group_, r->checkpoint_, config, options, *chosen.backend);
   r->backend_ = std::move(chosen.backend);

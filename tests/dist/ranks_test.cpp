@@ -390,6 +390,10 @@ void expect_random_schedules(int tensor_parallel, int pipeline_parallel) {
       r.priority = pick(0, 3);
       r.sampling.seed = static_cast<uint64_t>(i);
       r.sampling.temperature = pick(0, 1) == 0 ? 0.0f : 0.8f;
+      if (pick(0, 1) == 0) r.sampling.top_p = 0.9f;
+      if (pick(0, 2) == 0) r.sampling.top_k = pick(2, 40);
+      if (pick(0, 2) == 0) r.sampling.repetition_penalty = 1.3f;
+      if (pick(0, 5) == 0) r.sampling.logprobs = 2;
       if (pick(1, 5) == 1) r.embedding = Pooling::kMean;
       if (r.embedding) r.samples = 1;
       requests.push_back(r);
@@ -416,16 +420,42 @@ void expect_random_schedules(int tensor_parallel, int pipeline_parallel) {
         harness.read_all();
       }
       harness.run();
+      // Candidates are enough for most steps; stages have no parts of the vocabulary.
+      EXPECT_EQ(harness.recorder->rows_picked_by_ranks.load() > 0, tensor_parallel > 1);
       for (size_t i = 0; i < requests.size(); ++i) {
         const auto expected = test::run_alone(model, requests[i]);
         for (size_t s = 0; s < expected.size(); ++s) {
           EXPECT_EQ(harness.answers[i][s].error, "");
           EXPECT_EQ(harness.answers[i][s].tokens, expected[s].tokens) << model << " request " << i;
           EXPECT_EQ(harness.answers[i][s].embedding, expected[s].embedding) << model << " request " << i;
+          EXPECT_EQ(harness.answers[i][s].logprobs, expected[s].logprobs) << model << " request " << i;
         }
       }
     });
   }
+}
+
+// Drawn tokens without logits on the way: what rank 0 receives in a step is no row of them.
+TEST(Ranks, DrawnTokensMoveCandidates) {
+  Request request;
+  for (int i = 0; i < 20; ++i) request.tokens.push_back(3 + i * 11 % 240);
+  request.max_tokens = 12;
+  request.ignore_end = true;
+  request.sampling = {.temperature = 0.9f, .top_k = 20, .top_p = 0.95f, .min_p = 0.01f};
+  request.sampling.seed = 17;
+  request.sampling.presence_penalty = 0.4f;
+  const auto expected = test::run_alone(test::kLlamaModel, request);
+  EngineOptions options = options_for(test::kLlamaModel, 3);
+  options.context = 128;
+  with_ranks(3, {options}, [&](std::shared_ptr<dist::Communicator> group) {
+    test::Harness harness(options, {}, nullptr, [&](RuntimeSetup& setup) { setup.group = group; });
+    group.reset();
+    harness.submit(request);
+    harness.run();
+    EXPECT_EQ(harness.answers[0][0].tokens, expected[0].tokens);
+    EXPECT_EQ(harness.recorder->rows_picked_by_ranks.load(), 12u);
+    EXPECT_EQ(harness.recorder->rows_gathered.load(), 0u);
+  });
 }
 
 TEST(Ranks, RandomSchedulesOverThreeRanks) { expect_random_schedules(3, 1); }

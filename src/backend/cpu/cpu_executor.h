@@ -44,6 +44,9 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   void norm_residual(const Norm& op) override;
   void norm_logits(const Logits& op) override;
   std::span<const float> logits() override;
+  std::span<const float> own_logits() override {
+    return {work_->logits, batch_.logit_rows.size() * static_cast<size_t>(vocab_part_)};
+  }
   std::span<const int32_t> greedy_tokens() override;
   void read_hidden(const Norm& norm, int32_t row, std::span<float> to) override;
   void read_block(int group, int32_t block, std::span<std::byte> to) override;
