@@ -39,6 +39,9 @@ struct RankStats {
   double waiting_s = 0.0;  // for other ranks, in the exchange of now
   uint64_t exchanges = 0;
   std::vector<uint64_t> sent = {}, received = {};  // bytes, by rank: the links
+  // Of the links, as measured when the group began: of a message of 8 bytes, and the rate of long ones. 0:
+  // not yet.
+  std::vector<double> latency_s = {}, bytes_per_s = {};
 };
 
 struct RankGroupStats {

@@ -82,6 +82,8 @@ class Beats {
       for (size_t r = 0; r < beat.sent.size(); ++r) {
         beat.sent[r] = watch_.sent[r].load(std::memory_order_relaxed);
         beat.received[r] = watch_.received[r].load(std::memory_order_relaxed);
+        beat.latency_s[r] = watch_.latency_s[r].load(std::memory_order_relaxed);
+        beat.bytes_per_s[r] = watch_.bytes_per_s[r].load(std::memory_order_relaxed);
       }
       const bool sent = socket_.send(std::as_bytes(std::span(&beat, 1)));
       // The front says nothing here: what can be read is the connection's end.
@@ -218,6 +220,7 @@ void run_rank(const EngineOptions& options, const std::string& front, const std:
     hello.data = true;
     orders = say_hello(address, hello);
   }
+  measure_links(*group, watch);  // beats tell if one is down
   const std::unique_ptr<Model> model = Model::load(checkpoint, *chosen.backend);
   if (options.lock) lock_memory();
   if (group->rank() == 0) {
