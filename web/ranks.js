@@ -10,13 +10,13 @@ const kLate = 1.5; // s: a rank says twice a second that it is there
 const latency = (s) => (s !== null && s < 1e-3 ? `${(s * 1e6).toFixed(0)} µs` : duration(s));
 const perSecond = (rate) => `${bytes(rate)}/s`;
 
-// Links of a group, both ways together: [{ a, b, moved, latency_s, bytes_per_s }].
+// Links of a group, both ways together: [{ a, b, hosts, moved, latency_s, bytes_per_s }].
 function linksOf({ ranks }) {
   const links = [];
   for (const one of ranks) {
     for (const other of ranks) {
       if (other.rank <= one.rank) continue;
-      links.push({ a: one.rank, b: other.rank, moved: one.sent_bytes[other.rank] + other.sent_bytes[one.rank],
+      links.push({ a: one.rank, b: other.rank, hosts: `${one.host}, ${other.host}`, moved: one.sent_bytes[other.rank] + other.sent_bytes[one.rank],
         latency_s: one.latency_s[other.rank] || null, bytes_per_s: one.bytes_per_s[other.rank] || null });
     }
   }
@@ -85,8 +85,8 @@ function groupPart(group, which, now, width) {
     picture(group, links, width),
     table("Ranks", ["Rank", "Host", "Process", "State", "Heard", "Exchanges"], group.ranks.map((rank) =>
       [String(rank.rank), rank.host, String(rank.pid), stateOf(rank).text, `${duration(rank.heard_s)} ago`, number(rank.exchanges)])),
-    links.length ? table("Links", ["Link", "", "Latency", "Bandwidth", "Now", "So far"], links.map(({ a, b, latency_s, bytes_per_s, rate, moved }) =>
-      [`${a} – ${b}`, "", latency(latency_s), bytes_per_s ? perSecond(bytes_per_s) : "–", rate === null ? "–" : perSecond(rate), bytes(moved)])) : null);
+    links.length ? table("Links", ["Link", "Hosts", "Latency", "Bandwidth", "Now", "So far"], links.map(({ a, b, hosts, latency_s, bytes_per_s, rate, moved }) =>
+      [`${a} – ${b}`, hosts, latency(latency_s), bytes_per_s ? perSecond(bytes_per_s) : "–", rate === null ? "–" : perSecond(rate), bytes(moved)])) : null);
 }
 
 // Of servers that started none, nothing is shown.

@@ -716,24 +716,6 @@ void CpuExecutor::experts_add(const Experts& op) {
   normed_formats_ = {};  // tiles of sorted rows may have taken their memory
 }
 
-// Of this rank's experts all rows, which everybody has; then their outputs to whoever adds them up.
-void CpuExecutor::whole_experts_add(const Experts& op, const GateUp& gate_up, MoeWorkspace& moe) {
-  const int64_t k = spec_.experts_per_token;
-  part_->sort_pairs(work_->chosen, rows_ * k, spec_.experts);
-  if (part_->has_pairs()) {
-    moe_experts(context(),
-                {gate_up, linear_of(op.down), k, part_->own_chosen(), work_->chosen_weight, work_->normed,
-                 normed_formats_, nullptr, rows_, op.weigh_input, spec_.hidden, nullptr, false, true},
-                moe);
-  }
-  part_->add_experts(context(),
-                     {work_->expert_out, moe.order.sorted_row, part_->own_chosen(),
-                      op.weigh_input ? nullptr : work_->chosen_weight, linear_of(op.down).bias, spec_.hidden},
-                     rows_, k, work_->residual + first_column());
-  share_columns(work_->residual);
-  normed_formats_ = {};  // tiles of sorted rows may have taken their memory
-}
-
 // ---------------------------------------------------------------- slots and blocks
 
 CpuExecutor::SlotShape CpuExecutor::shape_of(Slot slot) {
