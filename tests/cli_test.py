@@ -216,6 +216,7 @@ class Run(CliTest):
         self.bad("rank", self.model, "--front", "here", env={"MILLRACE_RANK_KEY": "k"}, says=["--front", "here"])
         self.bad("run", self.model, "-p", "a", "--tensor-parallel", 2, "--quantize", "q8_0", says=["--quantize", "2"])
         self.bad("inspect", self.model, "--ranks", 17, says=["--ranks", "17"])
+        self.bad("inspect", self.model, "--ranks", 2, "--expert-parallel", says=["--expert-parallel", "has no experts"])
         self.bad("inspect", self.model, "--ranks", 2, "--rank-speeds", "1,0", says=["--rank-speeds", "1,0"])
         self.bad("tune", self.path / "none.gguf", says=["none.gguf"])
         self.bad("tune", self.model, "--device", "cpu", says=["cpu", "cuda"])
@@ -418,6 +419,15 @@ class Inspect(CliTest):
                 self.assertEqual([part["begin"] for part in parts], bounds[:-1])
                 self.assertEqual(bounds[-1], parts[0]["of"])
         self.assertIn("received per token", self.good("inspect", self.model, "--ranks", 3, "--tensors"))
+        plan = self.good_json("inspect", self.models["gpt-oss"], "--ranks", 3, "--expert-parallel")["tensor_parallel"]
+        bounds = [bound for rank in plan["ranks"] for bound in rank["experts"]]
+        self.assertEqual(bounds[0], 0)
+        self.assertEqual(bounds[1:-1:2], bounds[2::2])
+        for rank in plan["ranks"]:
+            parts = [part for part in rank["weights"] if "_exps" in part["weight"]]
+            self.assertTrue(parts)
+            self.assertTrue(all([part["begin"], part["end"], part["of"]] == [*rank["experts"], bounds[-1]] for part in parts))
+        self.assertIn("whole experts", self.good("inspect", self.models["gpt-oss"], "--ranks", 3, "--expert-parallel"))
 
     def test_ranks_of_a_context(self):
         one = self.good_json("inspect", self.model, "--ctx", 6144)["memory"]

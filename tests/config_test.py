@@ -206,6 +206,7 @@ IDLE = (
     ("serve --launcher mpirun", "--tensor-parallel"), ("serve --rank-hosts a,b", "--tensor-parallel"),
     ("serve --front-address 127.0.0.1", "--tensor-parallel"),
     ("serve --max-models 2", "--models"), ("serve --rank-speeds 2,1", "--tensor-parallel"),
+    ("serve --expert-parallel", "--tensor-parallel"), ("inspect --expert-parallel", "--ranks"),
     ("inspect --rank-speeds 2,1", "--ranks"), ("inspect --context-parallel", "--ranks"),
     ("serve --budget 4bpw", "--quantize auto"), ("serve --sample s --quantize int4", "--quantize auto"),
     ("run -p a --draft-model d", "--speculate draft"), ("run -p a --max-draft 4", "--speculate"),

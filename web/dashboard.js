@@ -2,6 +2,7 @@
 import { getJson, setApiKey } from "./api.js";
 import { bytes, duration, lineChart, number, partsBar, spanChart } from "./chart.js";
 import { byId, drawIcons, el } from "./dom.js";
+import { showRanks } from "./ranks.js";
 
 const kInterval = 1000; // ms between questions
 const kWindow = 60; // s of the timeline
@@ -126,6 +127,7 @@ function show(stats) {
   byId("about").textContent = [...about,
     `Millrace ${stats.server.version}`, stats.server.draining ? "draining: no new requests" : ""].filter(Boolean).join(" · ");
   for (const draw of [showTiles, showHistory, showBlocks, showPrefix, showMemory, showTimeline, showCounters]) draw(stats);
+  showRanks(byId("ranks-card"), byId("ranks"), stats);
 }
 
 async function poll() {

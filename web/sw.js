@@ -8,7 +8,7 @@ const kShell = [
   "dashboard.js", "dialogs.css", "dom.js", "highlight.js", "highlight_languages.js", "icon-192.png", "icon-512.png", "icon-maskable-512.png",
   "icon.svg", "index.html", "manifest.webmanifest", "markdown.js", "markdown_export.js", "markdown_inline.js", "math.js", "math_symbols.js",
   "math_tables.js", "mcp.js", "mcp_worker.js", "message_view.js", "models.js", "pdf_fonts.js", "pdf_objects.js", "pdf_text.js", "pictures.js", "prose.css",
-  "settings.js", "shortcuts.js", "sidebar.js", "sse.js", "store.js", "style.css", "theme.js", "tool_loop.js", "tool_view.js", "tools.js",
+  "ranks.js", "settings.js", "shortcuts.js", "sidebar.js", "sse.js", "store.js", "style.css", "theme.js", "tool_loop.js", "tool_view.js", "tools.js",
   "tools_dialog.js", "trusted.js", "turn.js",
 ];
 const shell = new Set(kShell.map((name) => new URL(name, self.registration.scope).href));

@@ -31,6 +31,7 @@ struct InspectOptions {
   int32_t ranks = 1;
   bool context_parallel = false;
   std::string rank_speeds;
+  bool whole_experts = false;
 };
 
 constexpr const char* kInspectFooter =
@@ -229,20 +230,25 @@ std::string heads_text(const dist::Range& heads) {
 }
 
 std::string plan_text(const dist::Plan& plan, bool weights) {
-  std::string out = fmt::format("\nOver {} ranks, each with some rows of every matrix\n", plan.ranks.size());
-  out += fmt::format("  {:<6}{:>12}{:>14}{:>11}{:>18}{:>22}\n", "rank", "weights", "query heads", "kv heads",
-                     "kv per 1k tokens", "received per token");
+  const bool experts = plan.ranks.back().experts.end > 0;
+  std::string out = fmt::format("\nOver {} ranks, each with some rows of every matrix{}\n", plan.ranks.size(),
+                                experts ? " and with whole experts" : "");
+  out += fmt::format("  {:<6}{:>12}{:>14}{:>11}{:>18}{:>22}", "rank", "weights", "query heads", "kv heads",
+                     "kv per 1k tokens", "received per token") +
+         (experts ? fmt::format("{:>10}\n", "experts") : "\n");
   for (size_t r = 0; r < plan.ranks.size(); ++r) {
     const dist::Plan::Rank& rank = plan.ranks[r];
     const uint64_t received =
         plan.received(static_cast<int>(r), 1, 1) + (r == 0 ? plan.logits_received(1) : 0);
-    out += fmt::format("  {:<6}{:>12}{:>14}{:>11}{:>18}{:>22}\n", r, human_bytes(rank.weight_bytes),
+    out += fmt::format("  {:<6}{:>12}{:>14}{:>11}{:>18}{:>22}", r, human_bytes(rank.weight_bytes),
                        heads_text(rank.query_heads), heads_text(rank.kv_heads),
                        human_bytes(rank.kv_bytes_per_token * 1024), human_bytes(received));
+    out += experts ? fmt::format("{:>10}\n", heads_text(rank.experts)) : "\n";
   }
   out +=
       fmt::format("  exchanges per step: {}; a prompt of 512 tokens: rank 0 receives {}\n",
                   plan.exchanges_per_step(), human_bytes(plan.received(0, 512, 1) + plan.logits_received(1)));
+  if (experts) out += "  (bytes of experts' outputs: when every expert is chosen as often as any other)\n";
   if (!weights) return out;
   for (size_t i = 0; i < plan.ranks[0].parts.size(); ++i) {
     out += fmt::format("  {:<32}", plan.ranks[0].parts[i].weight);
@@ -265,15 +271,17 @@ Json plan_json(const dist::Plan& plan) {
                        {"of", part.of},
                        {"bytes", part.bytes}});
     }
-    ranks.push_back({{"speed", plan.speeds[r]},
-                     {"weight_bytes", rank.weight_bytes},
-                     {"query_heads", {rank.query_heads.begin, rank.query_heads.end}},
-                     {"kv_heads", {rank.kv_heads.begin, rank.kv_heads.end}},
-                     {"kv_bytes_per_token", rank.kv_bytes_per_token},
-                     {"received_bytes_per_token", plan.received(static_cast<int>(r), 1, 1)},
-                     {"sent_bytes_per_token", plan.sent(static_cast<int>(r), 1, 1)},
-                     {"received_bytes_per_prompt_of_512", plan.received(static_cast<int>(r), 512, 1)},
-                     {"weights", std::move(parts)}});
+    Json entry = {{"speed", plan.speeds[r]},
+                  {"weight_bytes", rank.weight_bytes},
+                  {"query_heads", {rank.query_heads.begin, rank.query_heads.end}},
+                  {"kv_heads", {rank.kv_heads.begin, rank.kv_heads.end}},
+                  {"kv_bytes_per_token", rank.kv_bytes_per_token},
+                  {"received_bytes_per_token", plan.received(static_cast<int>(r), 1, 1)},
+                  {"sent_bytes_per_token", plan.sent(static_cast<int>(r), 1, 1)},
+                  {"received_bytes_per_prompt_of_512", plan.received(static_cast<int>(r), 512, 1)},
+                  {"weights", std::move(parts)}};
+    if (plan.ranks.back().experts.end > 0) entry["experts"] = {rank.experts.begin, rank.experts.end};
+    ranks.push_back(std::move(entry));
   }
   return {{"ranks", std::move(ranks)},
           {"logits_received_bytes_per_token", plan.logits_received(1)},
@@ -318,14 +326,18 @@ int inspect(const InspectOptions& options) {
   tell_quantized(setup.weights.note);
   check_stages(config, engine);
   const bool spread = engine.context_parallel > 1;
-  const dist::Shares shares = shares_of(engine, 0);
+  const dist::Shares shares = shares_of(engine, 0, checkpoint, config);
   const ChosenBackend chosen =
       open_backend(checkpoint, config, engine, setup, {nullptr, spread ? &shares : nullptr});
   const std::unique_ptr<Backend>& backend = chosen.backend;
   tell_device(chosen.note);
   const MemoryPlan plan = plan_memory(checkpoint, config, *backend, engine, setup);
   std::optional<dist::Plan> ranks;
-  if (options.ranks > 1 && !spread) ranks = plan_ranks(checkpoint, config, plan.kv_type, speeds);
+  if (options.ranks > 1 && !spread) {
+    sharing.expert_parallel = options.whole_experts;
+    check_experts("--expert-parallel", config, sharing);
+    ranks = plan_ranks(checkpoint, config, plan.kv_type, speeds, options.whole_experts);
+  }
   if (options.json) {
     Json out = {{"path", valid_utf8(path)},
                 {"config", config_json(config)},
@@ -367,6 +379,10 @@ void add_inspect(CommandLine& line) {
   command.refuse_unless(
       "--context-parallel", [options] { return options->ranks > 1; }, "without --ranks");
   command.option("--rank-speeds", options->rank_speeds, "their speeds, 3,1,1: who is faster gets more");
+  command.flag("--expert-parallel", options->whole_experts, "whole experts in each of them");
+  command.refuse_unless(
+      "--expert-parallel", [options] { return options->ranks > 1 && !options->context_parallel; },
+      "without --ranks, or with --context-parallel");
   command.refuse_unless(
       "--rank-speeds", [options] { return options->ranks > 1 && !options->context_parallel; },
       "without --ranks, or with --context-parallel");

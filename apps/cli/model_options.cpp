@@ -102,6 +102,12 @@ void add_rank_options(Command& command, EngineOptions& options) {
       .show_default()
       .group(kModelGroup);
   command
+      .flag("--expert-parallel", options.expert_parallel,
+            "with --tensor-parallel: whole experts in each process, in place of some rows of every expert")
+      .group(kModelGroup);
+  command.refuse_unless(
+      "--expert-parallel", [&options] { return options.tensor_parallel > 1; }, "without --tensor-parallel");
+  command
       .option("--rank-speeds", options.rank_speeds,
               "speeds of these processes, 3,1,1: who is faster gets more of the model; default: all alike")
       .group(kModelGroup);
@@ -256,6 +262,7 @@ EngineOptions checked(EngineOptions options) {
     options.cpu_experts = defaults.cpu_experts;
     options.expert_counts = defaults.expert_counts;
   }
+  if (options.tensor_parallel == 1) options.expert_parallel = false;
   if (ranks_of(options) == 1) {
     options.rank_speeds = options.launcher = options.rank_hosts = "";
     options.restart = options.shrink = false;

@@ -21,7 +21,8 @@ void add_model_path(Command& command, EngineOptions& options);
 void add_planning_options(Command& command, EngineOptions& options);
 // The same, and --lock
 void add_device_options(Command& command, EngineOptions& options);
-// For commands that run one model, which ranks may share: --tensor-parallel --pipeline-parallel --rank-speeds
+// For commands that run one model, which ranks may share: --tensor-parallel --pipeline-parallel
+// --expert-parallel --rank-speeds
 void add_replica_option(Command& command, EngineOptions& options);
 // Of ranks that the command starts itself, and starts again.
 // `of_use`: there are ranks.

@@ -81,17 +81,25 @@ class Exposition {
       }
     });
   }
-  void of_links(std::string_view name, std::string_view help) {
-    head("counter", name, help);
+  template <typename T>
+  void of_links(std::string_view type, std::string_view name, std::string_view help,
+                std::vector<T> RankStats::*values) {
+    head(type, name, help);
     for_groups([&](const std::string& label, const RankGroupStats& group) {
       for (const RankStats& rank : group.ranks) {
-        for (size_t to = 0; to < rank.sent.size(); ++to) {
+        for (size_t to = 0; to < (rank.*values).size(); ++to) {
           if (static_cast<int32_t>(to) == rank.rank) continue;
           out_ += fmt::format("millrace:{}{{{},from=\"{}\",to=\"{}\"}} {}\n", name, label, rank.rank, to,
-                              rank.sent[to]);
+                              (rank.*values)[to]);
         }
       }
     });
+  }
+  // Of ranks that mpirun started no group is known here.
+  bool picks_by_ranks() const {
+    return has_ranks() || std::any_of(models_.begin(), models_.end(), [](const Model& m) {
+             return m.stats.rows_picked_by_ranks + m.stats.rows_gathered > 0;
+           });
   }
   bool has_ranks() const {
     return std::any_of(models_.begin(), models_.end(),
@@ -198,7 +206,17 @@ HttpResponse metrics(Api& api) {
                [](const RankStats& r) { return r.heard_s; });
     e.of_ranks("counter", "rank_exchanges_total", "Calls of its communicator.",
                [](const RankStats& r) { return r.exchanges; });
-    e.of_links("rank_link_bytes_total", "Bytes that a rank sent to another.");
+    e.of_links("counter", "rank_link_bytes_total", "Bytes that a rank sent to another.", &RankStats::sent);
+    e.of_links("gauge", "rank_link_latency_seconds", "Of a message of 8 bytes, when the group began.",
+               &RankStats::latency_s);
+    e.of_links("gauge", "rank_link_bytes_per_second", "Of long messages, when the group began.",
+               &RankStats::bytes_per_s);
+  }
+  if (e.picks_by_ranks()) {
+    counter("rank_picked_rows_total", "Rows whose token ranks picked without bringing logits together.",
+            &Stats::rows_picked_by_ranks);
+    counter("rank_gathered_rows_total", "Rows whose logits had to be brought together.",
+            &Stats::rows_gathered);
   }
   e.of_server("gauge", "http_connections", "Open connections.", static_cast<double>(c.connections.load()));
   e.of_server("gauge", "http_streams", "Answers under way.", static_cast<double>(c.streams.load()));
@@ -233,7 +251,9 @@ Json ranks_part(const EngineStats& s) {
                        {"waiting_s", rank.waiting_s},
                        {"exchanges", rank.exchanges},
                        {"sent_bytes", rank.sent},
-                       {"received_bytes", rank.received}});
+                       {"received_bytes", rank.received},
+                       {"latency_s", rank.latency_s},
+                       {"bytes_per_s", rank.bytes_per_s}});
     }
     groups.push_back({{"up", group.up},
                       {"wanted", group.wanted},
@@ -374,6 +394,7 @@ HttpResponse stats_json(Api& api, const HttpRequest& request) {
         {"step", latency(s.step_time)}}},
       {"memory", memory_part(meant, s)},
       {"rank_groups", ranks_part(s)},
+      {"rank_sampling", {{"picked_rows", s.rows_picked_by_ranks}, {"gathered_rows", s.rows_gathered}}},
       {"history", api.timeline().history_json()},
       {"timeline", api.timeline().requests_json()}};
   return {.body = stats.dump(-1, ' ', false, Json::error_handler_t::replace),

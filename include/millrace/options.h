@@ -60,6 +60,8 @@ struct EngineOptions {
   int32_t tensor_parallel = 1;
   // The same with whole layers in each, one behind the other; not together with tensor_parallel.
   int32_t pipeline_parallel = 1;
+  // With tensor_parallel: each has whole experts, in place of some rows of every expert.
+  bool expert_parallel = false;
   // The same with the whole model in each, and a part of every context: its keys and values, and of a prompt
   // its tokens. Not together with the other two.
   int32_t context_parallel = 1;

@@ -39,6 +39,9 @@ struct RankStats {
   double waiting_s = 0.0;  // for other ranks, in the exchange of now
   uint64_t exchanges = 0;
   std::vector<uint64_t> sent = {}, received = {};  // bytes, by rank: the links
+  // Of the links, as measured when the group began: of a message of 8 bytes, and the rate of long ones. 0:
+  // not yet.
+  std::vector<double> latency_s = {}, bytes_per_s = {};
 };
 
 struct RankGroupStats {
@@ -81,6 +84,9 @@ struct EngineStats {
   uint64_t cache_queries = 0, cache_hits_pool = 0, cache_hits_ram = 0, cache_hits_disk = 0;
   uint64_t preemptions_swap = 0, preemptions_recompute = 0;
   uint64_t drafted = 0, accepted = 0;
+  // Where ranks have parts of the vocabulary: rows whose token was picked by what each said of its part, and
+  // rows whose logits had to be brought together for it.
+  uint64_t rows_picked_by_ranks = 0, rows_gathered = 0;
   Histogram queue_time, first_token, inter_token, request_time, step_time;
   MemoryStats memory;  // buffers of the engine itself
   // The ranks that share the model, one group for each replica; empty where none were started.

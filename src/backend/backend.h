@@ -573,6 +573,8 @@ class Executor {
   virtual void norm_logits(const Logits& op) = 0;
   // [logit rows, vocabulary] of the last step, readable until the next begin().
   virtual std::span<const float> logits() = 0;
+  // Of a rank that has a part of the vocabulary: the logits of it, [logit rows, part], likewise.
+  virtual std::span<const float> own_logits() { return logits(); }
   // [logit rows]: the token of the largest logit, the lowest among equals; -1 when one is NaN. Readable until
   // the next begin(). Empty: this device leaves it to whoever reads the logits.
   virtual std::span<const int32_t> greedy_tokens() { return {}; }

@@ -31,6 +31,7 @@ class ForwardingExecutor : public Executor {
   void norm_residual(const Norm& op) override { inner_->norm_residual(op); }
   void norm_logits(const Logits& op) override { inner_->norm_logits(op); }
   std::span<const float> logits() override { return inner_->logits(); }
+  std::span<const float> own_logits() override { return inner_->own_logits(); }
   std::span<const int32_t> greedy_tokens() override { return inner_->greedy_tokens(); }
   bool samples() const override { return inner_->samples(); }
   // One that samples for another has its launches.

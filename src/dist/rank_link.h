@@ -77,6 +77,7 @@ struct Beat {
   double waiting_s = 0;  // in the exchange of now
   uint64_t calls = 0;
   std::array<uint64_t, kMaxTensorRanks> sent{}, received{};
+  std::array<double, kMaxTensorRanks> latency_s{}, bytes_per_s{};  // of the links, measured; 0: not yet
 };
 
 inline constexpr double kBeatSeconds = 0.5;

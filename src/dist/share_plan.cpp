@@ -15,11 +15,20 @@ uint64_t Plan::exchanged(int64_t rows, int64_t logit_rows, int rank, bool sends)
   const auto cut = [&](int64_t total) { return moved(shares.rows(total).size(), total); };
   const int64_t attended = moved(shares.heads(shape.heads, shape.kv_heads).query.size() * shape.head_dim,
                                  shape.heads * shape.head_dim);
+  // An all_to_all of experts' outputs: a rank sends each of the others the columns that are theirs.
+  const auto outputs = [&](const PlanShape::Inner& inner) {
+    const int64_t mine = shares.experts(inner.whole_experts).size(), own = shares.rows(inner.cols).size();
+    const int64_t all = sends ? mine * (inner.cols - own) : (inner.whole_experts - mine) * own;
+    return inner.rows_per_token * all / inner.whole_experts;
+  };
   int64_t values = 0;
   for (size_t l = 0; l < shape.layers.size(); ++l) {
-    int64_t per_row = attended + 2 * cut(shape.hidden);
-    for (const PlanShape::Inner& inner : shape.layers[l]) per_row += inner.rows_per_token * cut(inner.cols);
-    values += per_row * (l + 1 == shape.layers.size() ? logit_rows : rows);
+    const PlanShape::Layer& layer = shape.layers[l];
+    int64_t per_row = (shape.whole_attention ? 0 : attended) + layer.residuals * cut(shape.hidden);
+    for (const PlanShape::Inner& inner : layer.inner) {
+      per_row += inner.whole_experts > 0 ? outputs(inner) : inner.rows_per_token * cut(inner.cols);
+    }
+    values += per_row * (l + 1 == shape.layers.size() && layer.attends ? logit_rows : rows);
   }
   return static_cast<uint64_t>(values) * kValueBytes;
 }
@@ -38,7 +47,9 @@ uint64_t Plan::logits_received(int64_t logit_rows) const {
 
 int64_t Plan::exchanges_per_step() const {
   int64_t count = 1;  // logits
-  for (const auto& layer : shape.layers) count += 3 + static_cast<int64_t>(layer.size());
+  for (const PlanShape::Layer& layer : shape.layers) {
+    count += (shape.whole_attention ? 0 : 1) + layer.residuals + static_cast<int64_t>(layer.inner.size());
+  }
   return count;
 }
 

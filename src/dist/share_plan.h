@@ -15,15 +15,22 @@ namespace millrace::dist {
 // What of a model decides the exchanges.
 struct PlanShape {
   int64_t hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
-  // Activations between up and down that a layer exchanges: `cols` of them for each of `rows_per_token`.
+  // Activations between up and down that a layer exchanges: `cols` of them for each of `rows_per_token`. Of
+  // whole experts, of which there are so many: their outputs.
   struct Inner {
-    int64_t cols = 0, rows_per_token = 1;
+    int64_t cols = 0, rows_per_token = 1, whole_experts = 0;
   };
-  std::vector<std::vector<Inner>> layers;  // dense: one; experts: theirs (k rows) and the shared one's
+  struct Layer {
+    std::vector<Inner> inner;  // dense: one; experts: theirs (k rows) and the shared one's
+    int64_t residuals = 2;     // exchanges of the residual stream: behind attention, behind down
+    bool attends = true;
+  };
+  std::vector<Layer> layers;
+  bool whole_attention = false;  // every rank has all heads
 };
 
 struct Plan {
-  struct Part {  // rows [begin, end) of `of` of a weight, of every expert where there are experts
+  struct Part {  // rows [begin, end) of `of` of a weight, of every expert where there are experts; or experts
     std::string weight;
     int64_t begin = 0, end = 0, of = 0;
     size_t bytes = 0;
@@ -32,6 +39,7 @@ struct Plan {
     std::vector<Part> parts;
     size_t weight_bytes = 0;
     Range query_heads, kv_heads;
+    Range experts;  // where ranks have whole ones
     size_t kv_bytes_per_token = 0;
   };
   PlanShape shape;
@@ -40,7 +48,7 @@ struct Plan {
 
   // Bytes of activations that a rank receives in a step of so many rows, `logit_rows` of which want logits:
   // behind the last attention only these are computed. Without the logits themselves, which rank 0 alone
-  // gets.
+  // gets. What goes to whole experts is up to the router: here every expert is chosen as often as any other.
   uint64_t received(int rank, int64_t rows, int64_t logit_rows) const;
   uint64_t sent(int rank, int64_t rows, int64_t logit_rows) const;
   uint64_t logits_received(int64_t logit_rows) const;  // by rank 0

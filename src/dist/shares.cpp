@@ -72,9 +72,27 @@ Range Shares::rows_of(int rank, int64_t total) const {
   return {bounds[static_cast<size_t>(rank)], bounds[static_cast<size_t>(rank) + 1]};
 }
 
+Shares Shares::with_whole_experts() const {
+  Shares shares = *this;
+  shares.whole_experts_ = true;
+  return shares;
+}
+
+Shares Shares::with_whole_attention() const {
+  Shares shares = *this;
+  shares.whole_attention_ = true;
+  return shares;
+}
+
+Range Shares::experts_of(int rank, int64_t total) const {
+  const std::vector<int64_t> bounds = cut_units(total, speeds_);
+  return {bounds[static_cast<size_t>(rank)], bounds[static_cast<size_t>(rank) + 1]};
+}
+
 // With as many KV heads as ranks, whole groups of query heads; with fewer, ranks share a KV head and cut its
 // group.
 Shares::Heads Shares::heads_of(int rank, int64_t heads, int64_t kv_heads) const {
+  if (whole_attention_) return {{0, heads}, {0, kv_heads}};
   const int64_t group = heads / kv_heads;
   if (kv_heads >= ranks()) {
     const std::vector<int64_t> bounds = cut_units(kv_heads, speeds_);

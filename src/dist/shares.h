@@ -1,8 +1,9 @@
 // Shares: how dimensions are cut over the ranks of tensor parallelism, by the shape and the ranks' shares
 // alone, so that every rank knows everybody's part. Rows of matrices are cut into units of up to 32 (what
 // kernels take at once); attention is cut by heads, and where there are more ranks than KV heads several
-// ranks hold the same KV head. Or how layers are cut over the stages of a pipeline, of whole layers each. Or
-// which rank this is of those that a context is spread over: each has the whole model.
+// ranks hold the same KV head. Experts are cut by rows as every matrix is, or each rank has whole ones. Or
+// how layers are cut over the stages of a pipeline, of whole layers each. Or which rank this is of those that
+// a context is spread over: each has the whole model.
 #pragma once
 
 #include <cstddef>
@@ -48,6 +49,16 @@ class Shares {
   Range rows(int64_t total) const { return rows_of(rank_, total); }
   Range rows_of(int rank, int64_t total) const;
 
+  // The same with whole experts in each rank, in place of some rows of every expert.
+  Shares with_whole_experts() const;
+  bool whole_experts() const { return whole_experts_; }
+  // The same with all heads in each rank, of models whose attention (or what is in its place) cannot be cut.
+  Shares with_whole_attention() const;
+  bool whole_attention() const { return whole_attention_; }
+  // A rank's experts of `total`, which may be none.
+  Range experts(int64_t total) const { return experts_of(rank_, total); }
+  Range experts_of(int rank, int64_t total) const;
+
   // A rank's query heads, and the KV heads they read: so many whole groups, or a part of one, or nothing.
   struct Heads {
     Range query, kv;
@@ -58,6 +69,7 @@ class Shares {
  private:
   int rank_;
   std::vector<double> speeds_;
+  bool whole_experts_ = false, whole_attention_ = false;
   int stage_ = 0;
   std::vector<double> stage_speeds_ = {1.0};
   int context_rank_ = 0, context_ranks_ = 1;

@@ -116,4 +116,17 @@ std::unique_ptr<Communicator> make_watched(std::unique_ptr<Communicator> inner, 
   return std::make_unique<WatchedCommunicator>(std::move(inner), watch);
 }
 
+void measure_links(Communicator& group, Watch& watch) {
+  constexpr size_t kBytes = size_t{256} << 10;  // of a long message
+  for (int a = 0; a < group.size(); ++a) {
+    for (int b = a + 1; b < group.size(); ++b) {
+      const LinkSpeed speed = measure_link(group, a, b, kBytes);
+      if (group.rank() != a && group.rank() != b) continue;
+      const auto other = static_cast<size_t>(group.rank() == a ? b : a);
+      watch.latency_s[other].store(speed.latency_s, std::memory_order_relaxed);
+      watch.bytes_per_s[other].store(speed.bytes_per_s, std::memory_order_relaxed);
+    }
+  }
+}
+
 }  // namespace millrace::dist

@@ -112,6 +112,10 @@ class OptionChecker {
                   "{}: found {} {}, expected none: every rank has a part of the context", name("shrink"),
                   name("context_parallel"), o_.context_parallel);
     }
+    if (o_.expert_parallel && o_.tensor_parallel == 1) {
+      throw_error(ErrorCode::kBadInput, "{}: found {} 1, expected ranks that share the experts",
+                  name("expert_parallel"), name("tensor_parallel"));
+    }
     parse_rank_speeds(name("rank_speeds"), o_);
     if (ranks_of(o_) > 1 && !o_.quantize.empty()) {
       throw_error(ErrorCode::kUnsupported,
@@ -256,6 +260,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.tensor_parallel = defaults.tensor_parallel;  // rank 0 guesses alone
   draft.pipeline_parallel = defaults.pipeline_parallel;
   draft.context_parallel = defaults.context_parallel;
+  draft.expert_parallel = defaults.expert_parallel;
   draft.rank_speeds = defaults.rank_speeds;
   draft.launcher = defaults.launcher;
   draft.data_parallel = defaults.data_parallel;

@@ -32,7 +32,8 @@ LeaderExecutor::LeaderExecutor(dist::Communicator& group, const dist::Shares& sh
     : ForwardingExecutor(make_everywhere(group, spec, backend)),
       group_(group),
       shares_(shares),
-      spec_(spec) {}
+      spec_(spec),
+      backend_(backend) {}
 
 LeaderExecutor::~LeaderExecutor() {
   try {
@@ -73,6 +74,19 @@ std::span<const int32_t> LeaderExecutor::greedy_tokens() {
   return inner().greedy_tokens();
 }
 
+bool LeaderExecutor::sample(std::span<const SampleRow> rows) {
+  if (shares_.context_ranks() > 1 || !RankSampler::of_use(rows, spec_.vocab)) return false;
+  for (int r = 1; r < group_.size(); ++r) {
+    pack(rows, shares_.rows_of(r, spec_.vocab), message_);
+    const RankMessage message{.kind = Kind::kSample, .bytes = message_.size()};
+    group_.send(r, std::as_bytes(std::span(&message, 1)));
+    group_.send(r, message_);
+  }
+  sampled_ = sampler_.sample(group_, backend_, rows, inner().own_logits(), shares_.rows(spec_.vocab),
+                             /*first_allowed=*/0, spec_.vocab);
+  return true;
+}
+
 int LeaderExecutor::keeper(int group, int32_t block) const {
   return block % spec_.kv_groups[static_cast<size_t>(group)].shelves;
 }
@@ -89,6 +103,7 @@ void LeaderExecutor::read_block(int group, int32_t block, std::span<std::byte> t
     tell_rank(rank, {.kind = Kind::kReadBlock, .group = group, .from = block});
     return group_.recv(rank, to);
   }
+  if (shares_.whole_attention()) return inner().read_block(group, block, to);  // everybody has all of it
   tell({.kind = Kind::kReadBlock, .group = group, .from = block});
   for (int r = 0; r < group_.size(); ++r) {
     const BlockPart part = block_part(spec_, shares_, r, group);
@@ -118,6 +133,10 @@ void LeaderExecutor::write_block(int group, int32_t block, std::span<const std::
       }
     }
     return;
+  }
+  if (shares_.whole_attention()) {
+    tell({.kind = Kind::kWriteBlock, .group = group, .to = block, .bytes = from.size()}, from);
+    return inner().write_block(group, block, from);
   }
   for (int r = 0; r < group_.size(); ++r) {
     const BlockPart part = block_part(spec_, shares_, r, group);
@@ -193,6 +212,13 @@ class Follower {
       case Kind::kGreedy:
         executor_->greedy_tokens();
         return;
+      case Kind::kSample: {
+        const dist::Range part = backend_.shares()->rows(spec_.vocab);
+        rows_.unpack(bytes_);
+        sampler_.sample(group_, backend_, rows_.rows, executor_->own_logits(), part, first_allowed(part),
+                        spec_.vocab);
+        return;
+      }
       case Kind::kReadBlock:
         bytes_.resize(
             backend_.shares()->context_ranks() > 1
@@ -218,6 +244,8 @@ class Follower {
   ExecutorSpec spec_;
   std::unique_ptr<Executor> executor_;
   ReceivedBatch batch_;
+  ReceivedRows rows_;
+  RankSampler sampler_;
   std::vector<std::byte> bytes_;
 };
 

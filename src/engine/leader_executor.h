@@ -10,6 +10,7 @@
 #include "dist/communicator.h"
 #include "dist/shares.h"
 #include "engine/rank_messages.h"
+#include "engine/rank_sampler.h"
 #include "model/model.h"
 
 namespace millrace {
@@ -27,6 +28,11 @@ class LeaderExecutor final : public ForwardingExecutor {
   std::span<const float> logits() override;
   std::span<const float> logits_of(std::span<const int32_t> rows) override;
   std::span<const int32_t> greedy_tokens() override;
+  // By what ranks know of their parts of the vocabulary (rank_sampler.h).
+  bool samples() const override { return true; }
+  bool works_ahead() const override { return false; }
+  bool sample(std::span<const SampleRow> rows) override;
+  std::span<const SampledRow> sampled() override { return sampled_; }
   void read_block(int group, int32_t block, std::span<std::byte> to) override;
   void write_block(int group, int32_t block, std::span<const std::byte> from) override;
   void copy_block(int group, int32_t from, int32_t to) override;
@@ -40,6 +46,9 @@ class LeaderExecutor final : public ForwardingExecutor {
   dist::Communicator& group_;
   const dist::Shares& shares_;
   const ExecutorSpec spec_;
+  Backend& backend_;
+  RankSampler sampler_;
+  std::span<const SampledRow> sampled_;
   std::span<const float> logits_;  // of this step, once they were collected
   bool collected_ = false;
   std::vector<std::byte> message_, part_;

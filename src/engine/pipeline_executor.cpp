@@ -184,6 +184,7 @@ class StageFollower {
     switch (message.kind) {
       case Kind::kStop:
       case Kind::kGreedy:
+      case Kind::kSample:
         return;
       case Kind::kMakeExecutor:
         spec_ = unpacked_spec(bytes_);

@@ -124,6 +124,8 @@ RankGroupStats RankFront::stats() const {
     to.exchanges = rank.beat.calls;
     to.sent.assign(rank.beat.sent.begin(), rank.beat.sent.begin() + std::ssize(ranks_));
     to.received.assign(rank.beat.received.begin(), rank.beat.received.begin() + std::ssize(ranks_));
+    to.latency_s.assign(rank.beat.latency_s.begin(), rank.beat.latency_s.begin() + std::ssize(ranks_));
+    to.bytes_per_s.assign(rank.beat.bytes_per_s.begin(), rank.beat.bytes_per_s.begin() + std::ssize(ranks_));
   }
   return stats;
 }

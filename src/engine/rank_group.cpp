@@ -10,6 +10,7 @@
 #include "engine/leader_executor.h"
 #include "engine/lock_memory.h"
 #include "engine/open_backend.h"
+#include "engine/rank_plan.h"
 
 namespace millrace {
 namespace {
@@ -48,24 +49,45 @@ std::shared_ptr<dist::Communicator> job_group(const EngineOptions& options) {
   return group;
 }
 
-dist::Shares shares_of(const EngineOptions& options, int rank) {
+namespace {
+
+dist::Shares cut_of(const EngineOptions& options, int rank) {
   std::vector<double> speeds = parse_rank_speeds("rank_speeds", options);
   if (options.pipeline_parallel > 1) return dist::Shares::pipeline(rank, std::move(speeds));
   if (options.context_parallel > 1) return dist::Shares::context(rank, options.context_parallel);
-  return {rank, std::move(speeds)};
+  const dist::Shares shares(rank, std::move(speeds));
+  return options.expert_parallel ? shares.with_whole_experts() : shares;
+}
+
+void check_context(const ModelConfig& config) {
+  const char* const what = config.encoder                 ? "sees what is behind a token"
+                           : config.latent.rank > 0       ? "has latent attention"
+                           : !config.state_layers.empty() ? "has layers with a state"
+                                                          : nullptr;
+  if (what == nullptr) return;
+  throw_error(ErrorCode::kUnsupported,
+              "context_parallel: {} {}, expected attention over keys and values of the tokens before",
+              config.architecture, what);
+}
+
+}  // namespace
+
+dist::Shares shares_of(const EngineOptions& options, int rank, const io::Checkpoint& checkpoint,
+                       const ModelConfig& config) {
+  const dist::Shares shares = cut_of(options, rank);
+  if (!options.expert_parallel || can_share_rows(checkpoint, config)) return shares;
+  return shares.with_whole_attention();
+}
+
+void check_experts(std::string_view name, const ModelConfig& config, const EngineOptions& options) {
+  if (!options.expert_parallel || config.experts > 0) return;
+  throw_error(ErrorCode::kUnsupported, "{}: {} has no experts, expected a model that has", name,
+              config.architecture);
 }
 
 void check_stages(const ModelConfig& config, const EngineOptions& options) {
-  if (options.context_parallel > 1) {
-    const char* const what = config.encoder                 ? "sees what is behind a token"
-                             : config.latent.rank > 0       ? "has latent attention"
-                             : !config.state_layers.empty() ? "has layers with a state"
-                                                            : nullptr;
-    if (what == nullptr) return;
-    throw_error(ErrorCode::kUnsupported,
-                "context_parallel: {} {}, expected attention over keys and values of the tokens before",
-                config.architecture, what);
-  }
+  check_experts("expert_parallel", config, options);
+  if (options.context_parallel > 1) check_context(config);
   if (options.pipeline_parallel == 1) return;
   if (config.encoder) {
     throw_error(ErrorCode::kUnsupported,
@@ -77,7 +99,7 @@ void check_stages(const ModelConfig& config, const EngineOptions& options) {
                 "have: run it in one process",
                 config.architecture);
   }
-  const dist::Shares shares = shares_of(options, 0);
+  const dist::Shares shares = cut_of(options, 0);
   for (int stage = 0; stage < shares.stages(); ++stage) {
     if (shares.layers_of(stage, config.layers).size() > 0) continue;
     throw_error(ErrorCode::kBadInput, "pipeline_parallel: rank {} would have none of the model's {} layers",
@@ -116,6 +138,7 @@ std::vector<dist::Claim> rank_claims(const io::Checkpoint& checkpoint, const Mod
       {"--tensor-parallel", std::to_string(options.tensor_parallel)},
       {"--pipeline-parallel", std::to_string(options.pipeline_parallel)},
       {"--context-parallel", std::to_string(options.context_parallel)},
+      {"--expert-parallel", options.expert_parallel ? "yes" : "no"},
       {"--rank-speeds", options.rank_speeds},
       {"processor", same_bits_family(backend)},
   };
@@ -125,6 +148,7 @@ std::vector<dist::Claim> with_options(std::vector<dist::Claim> claims, const Eng
   for (dist::Claim& claim : claims) {
     if (claim.name == "--tensor-parallel") claim.value = std::to_string(options.tensor_parallel);
     if (claim.name == "--pipeline-parallel") claim.value = std::to_string(options.pipeline_parallel);
+    if (claim.name == "--expert-parallel") claim.value = options.expert_parallel ? "yes" : "no";
     if (claim.name == "--rank-speeds") claim.value = options.rank_speeds;
   }
   return claims;
@@ -140,7 +164,7 @@ void follow_rank_zero(const EngineOptions& options, dist::Communicator& group) {
   const io::Checkpoint checkpoint = io::Checkpoint::open(options.model);
   const ModelConfig config = read_config(checkpoint);
   check_stages(config, options);
-  const dist::Shares shares = shares_of(options, group.rank());
+  const dist::Shares shares = shares_of(options, group.rank(), checkpoint, config);
   const ChosenBackend chosen =
       open_backend(checkpoint, config, options, {}, {shares.stages() > 1 ? nullptr : &group, &shares});
   check_ranks_agree(group, checkpoint, config, options, *chosen.backend);

@@ -23,8 +23,9 @@ inline const char* ranks_option(const EngineOptions& options) {
   if (options.context_parallel > 1) return "context_parallel";
   return options.pipeline_parallel > 1 ? "pipeline_parallel" : "tensor_parallel";
 }
-// This rank's part of a model.
-dist::Shares shares_of(const EngineOptions& options, int rank);
+// This rank's part of a model. Of one whose attention ranks cannot share, and with whole experts: all heads.
+dist::Shares shares_of(const EngineOptions& options, int rank, const io::Checkpoint& checkpoint,
+                       const ModelConfig& config);
 
 // The processes that mpirun started, of which there must be as many as the options say. The same group for
 // all who ask at the same time.
@@ -32,6 +33,9 @@ std::shared_ptr<dist::Communicator> job_group(const EngineOptions& options);
 
 // Throws Error for a model that cannot be cut as the options say.
 void check_stages(const ModelConfig& config, const EngineOptions& options);
+
+// Throws Error{kUnsupported} under `name` for a model without experts whose experts are to be shared.
+void check_experts(std::string_view name, const ModelConfig& config, const EngineOptions& options);
 
 // EngineOptions::rank_speeds as numbers, one per rank. Throws Error{kBadInput} under `name`.
 std::vector<double> parse_rank_speeds(std::string_view name, const EngineOptions& options);

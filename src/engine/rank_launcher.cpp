@@ -72,6 +72,7 @@ RankSet rank_set(const EngineOptions& options, int left_out) {
   RankSet set{options, parse_rank_hosts(options)};
   if (left_out < 0) return set;
   (options.pipeline_parallel > 1 ? set.options.pipeline_parallel : set.options.tensor_parallel) -= 1;
+  if (set.options.tensor_parallel == 1) set.options.expert_parallel = false;
   if (!set.hosts.empty()) set.hosts.erase(set.hosts.begin() + left_out);
   set.options.rank_hosts = joined(set.hosts);
   if (!options.rank_speeds.empty()) {
@@ -101,6 +102,7 @@ std::vector<std::string> launch_command(const RankSet& set, const std::string& f
   add({"--tensor-parallel", std::to_string(options.tensor_parallel)});
   add({"--pipeline-parallel", std::to_string(options.pipeline_parallel)});
   add({"--context-parallel", std::to_string(options.context_parallel)});
+  if (options.expert_parallel) add({"--expert-parallel"});
   if (!options.rank_speeds.empty()) add({"--rank-speeds", options.rank_speeds});
   add({"--device", options.device});
   // Ranks of one machine share its processors.

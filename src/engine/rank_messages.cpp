@@ -61,6 +61,17 @@ struct PlainSlice {
   int32_t first_row, num_tokens, context_len, second_text, sparse_pages;
 };
 
+struct PlainRow {
+  int32_t wanted, draw;
+  float scale;
+  int32_t top_k;
+  float top_p, min_p;
+  double uniform;
+  float repetition_penalty, presence_penalty, frequency_penalty;
+  int32_t logprobs;
+  uint64_t counted, biases, words;
+};
+
 size_t table_length(const SequenceSlice& slice) {
   return static_cast<size_t>((slice.context_len + slice.num_tokens + kBlockTokens - 1) / kBlockTokens);
 }
@@ -168,6 +179,67 @@ void ReceivedBatch::unpack(std::span<const std::byte> bytes, size_t num_groups) 
   const int32_t* at = tables.data();
   for (SequenceSlice& slice : sequences) {
     for (size_t g = 0; g < num_groups; ++g, at += table_length(slice)) slice.tables[g] = at;
+  }
+}
+
+void pack(std::span<const SampleRow> rows, dist::Range part, std::vector<std::byte>& to) {
+  to.clear();
+  append_one(to, uint64_t{rows.size()});
+  const auto inside = [&](const auto& entry) { return entry.token >= part.begin && entry.token < part.end; };
+  const auto count = [&](const auto& entries) {
+    return static_cast<uint64_t>(std::count_if(entries.begin(), entries.end(), inside));
+  };
+  const auto append_inside = [&](const auto& entries) {
+    for (const auto& entry : entries) {
+      if (inside(entry)) append_one(to, entry);
+    }
+  };
+  for (const SampleRow& row : rows) {
+    std::span<const uint64_t> words = row.allowed;
+    if (!words.empty()) {
+      const auto first = static_cast<size_t>(part.begin / 64),
+                 last = static_cast<size_t>((part.end + 63) / 64);
+      words = words.subspan(first, last - first);
+    }
+    append_one(to, PlainRow{row.wanted ? 1 : 0, row.draw ? 1 : 0, row.scale, row.top_k, row.top_p, row.min_p,
+                            row.uniform, row.repetition_penalty, row.presence_penalty, row.frequency_penalty,
+                            row.logprobs, count(row.counted), count(row.bias), words.size()});
+    append_inside(row.counted);
+    append_inside(row.bias);
+    append(to, words);
+  }
+}
+
+void ReceivedRows::unpack(std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  const auto count = reader.read_one<uint64_t>();
+  rows.assign(count, {});
+  counted.resize(count);
+  bias.resize(count);
+  allowed.resize(count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto plain = reader.read_one<PlainRow>();
+    counted[i].resize(plain.counted);
+    bias[i].resize(plain.biases);
+    allowed[i].resize(plain.words);
+    reader.read(std::span(counted[i]));
+    reader.read(std::span(bias[i]));
+    reader.read(std::span(allowed[i]));
+    SampleRow& row = rows[i];
+    row.wanted = plain.wanted != 0;
+    row.draw = plain.draw != 0;
+    row.scale = plain.scale;
+    row.top_k = plain.top_k;
+    row.top_p = plain.top_p;
+    row.min_p = plain.min_p;
+    row.uniform = plain.uniform;
+    row.repetition_penalty = plain.repetition_penalty;
+    row.presence_penalty = plain.presence_penalty;
+    row.frequency_penalty = plain.frequency_penalty;
+    row.logprobs = plain.logprobs;
+    row.counted = counted[i];
+    row.bias = bias[i];
+    row.allowed = allowed[i];
   }
 }
 

@@ -24,6 +24,7 @@ struct RankMessage {
     kReadBlock,   // `from`, to rank 0
     kWriteBlock,  // `to`, followed by the rank's bytes
     kCopyBlock,
+    kSample,  // the last step's tokens, followed by how (SampleRow)
   } kind = Kind::kStop;
   int32_t group = 0, from = 0, to = 0;  // of the KV cache
   uint64_t bytes = 0;                   // that follow
@@ -44,6 +45,21 @@ struct ReceivedBatch {
   Batch view() const {
     return {.tokens = tokens, .sequences = sequences, .logit_rows = logit_rows, .only_logits = only_logits};
   }
+};
+
+// How a step's rows are to be sampled, of the tokens of `part`: of counts, biases and masks no others. A mask
+// begins with the word that has the part's first token.
+void pack(std::span<const SampleRow> rows, dist::Range part, std::vector<std::byte>& to);
+inline int64_t first_allowed(dist::Range part) { return part.begin / 64 * 64; }
+
+// Such rows and the memory they point into.
+struct ReceivedRows {
+  std::vector<SampleRow> rows;
+  std::vector<std::vector<TokenCount>> counted;
+  std::vector<std::vector<TokenBias>> bias;
+  std::vector<std::vector<uint64_t>> allowed;
+
+  void unpack(std::span<const std::byte> bytes);
 };
 
 // What of a KV block, [layers of the group][key, value][kv heads][16 x head_dim], is a rank's: some KV heads

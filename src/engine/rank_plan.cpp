@@ -9,16 +9,25 @@
 namespace millrace {
 namespace {
 
-dist::PlanShape shape_of(const ModelConfig& c) {
-  dist::PlanShape shape{c.hidden, c.heads, c.kv_heads, c.head_dim, c.vocab, {}};
+// What a layer exchanges, by the matrices that end its parts.
+dist::PlanShape shape_of(const io::Checkpoint& checkpoint, const ModelConfig& c, const dist::Shares& shares) {
+  dist::PlanShape shape{c.hidden, c.heads, c.kv_heads, c.head_dim, c.vocab, {}, shares.whole_attention()};
+  WeightSource source(checkpoint, c, /*gather=*/false);
   for (int l = 0; l < c.layers; ++l) {
-    auto& inner = shape.layers.emplace_back();
-    if (c.experts == 0 || c.is_dense(l)) {
-      inner.push_back({c.ffn, 1});
-      continue;
+    dist::PlanShape::Layer& layer = shape.layers.emplace_back();
+    layer.attends = c.keeps(l) && !c.has_state(l);
+    layer.residuals = 0;
+    for (const WeightSpec& spec : source.specs(l)) {
+      const std::string_view role = spec.role;
+      const bool projects =
+          role == "attn_output.weight" || role == "ssm_out.weight" || role == "shortconv.out_proj.weight";
+      const bool routed = role == "ffn_down_exps.weight", shared = role == "ffn_down_shexp.weight";
+      if (routed && shares.whole_experts()) layer.inner.push_back({c.hidden, c.experts_per_token, c.experts});
+      if (routed && !shares.whole_experts()) layer.inner.push_back({c.expert_ffn, c.experts_per_token});
+      if (role == "ffn_down.weight" || shared) layer.inner.push_back({spec.shape.back(), 1});
+      // A shared expert's outputs go along with the chosen ones'.
+      layer.residuals += projects || routed || role == "ffn_down.weight" ? 1 : 0;
     }
-    if (c.shared_ffn > 0) inner.push_back({c.shared_ffn, 1});
-    inner.push_back({c.expert_ffn, c.experts_per_token});
   }
   return shape;
 }
@@ -35,14 +44,21 @@ dist::Plan::Part part_of(const std::string& name, const TensorView& whole, const
 }  // namespace
 
 dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type,
-                      const std::vector<double>& speeds) {
+                      const std::vector<double>& speeds, bool whole_experts) {
   dist::Plan plan;
-  plan.shape = shape_of(config);
   plan.speeds = speeds;
+  const bool whole_attention = whole_experts && !can_share_rows(checkpoint, config);
+  const auto shares_of = [&](int rank) {
+    dist::Shares shares(rank, speeds);
+    if (whole_experts) shares = shares.with_whole_experts();
+    return whole_attention ? shares.with_whole_attention() : shares;
+  };
+  plan.shape = shape_of(checkpoint, config, shares_of(0));
   const bool tied = has_tied_output(checkpoint) && !config.encoder;
   for (int r = 0; r < static_cast<int>(speeds.size()); ++r) {
-    const dist::Shares shares(r, speeds);
+    const dist::Shares shares = shares_of(r);
     dist::Plan::Rank& rank = plan.ranks.emplace_back();
+    if (whole_experts) rank.experts = shares.experts(config.experts);
     const auto add = [&](const std::string& name, const TensorView& whole, const TensorView& part) {
       rank.parts.push_back(part_of(name, whole, part));
       rank.weight_bytes += rank.parts.back().bytes;
@@ -55,13 +71,20 @@ dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& confi
             if (tied) add(name, view, slice_weight(view, "output.weight", config, shares));
             return;
           }
-          add(name, view, slice_weight(view, spec.role, config, shares));
+          const TensorView part = slice_weight(view, spec.role, config, shares);
+          if (!whole_experts || !is_of_experts(spec.role)) return add(name, view, part);
+          rank.parts.push_back({name, rank.experts.begin, rank.experts.end, config.experts, part.bytes()});
+          rank.weight_bytes += part.bytes();
         });
     const auto heads = shares.heads(config.heads, config.kv_heads);
     rank.query_heads = heads.query;
     rank.kv_heads = heads.kv;
-    rank.kv_bytes_per_token = static_cast<size_t>(config.layers) * 2 * static_cast<size_t>(heads.kv.size()) *
-                              kv_head_bytes(kv_type, config.head_dim);
+    const int64_t parts = config.latent.rank > 0 ? 1 : 2;
+    for (int l = 0; l < config.layers; ++l) {
+      if (!config.keeps(l) || (config.has_state(l) && !config.state_beside)) continue;
+      rank.kv_bytes_per_token +=
+          static_cast<size_t>(parts * heads.kv.size()) * kv_head_bytes(kv_type, config.head_dim);
+    }
   }
   return plan;
 }

@@ -9,7 +9,7 @@ namespace millrace {
 
 // Throws Error{kUnsupported} for a model that ranks cannot share.
 dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type,
-                      const std::vector<double>& speeds);
+                      const std::vector<double>& speeds, bool whole_experts = false);
 
 // What of one context is a rank's, where it is spread over ranks.
 struct ContextPlan {

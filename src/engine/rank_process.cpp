@@ -82,6 +82,8 @@ class Beats {
       for (size_t r = 0; r < beat.sent.size(); ++r) {
         beat.sent[r] = watch_.sent[r].load(std::memory_order_relaxed);
         beat.received[r] = watch_.received[r].load(std::memory_order_relaxed);
+        beat.latency_s[r] = watch_.latency_s[r].load(std::memory_order_relaxed);
+        beat.bytes_per_s[r] = watch_.bytes_per_s[r].load(std::memory_order_relaxed);
       }
       const bool sent = socket_.send(std::as_bytes(std::span(&beat, 1)));
       // The front says nothing here: what can be read is the connection's end.
@@ -139,6 +141,16 @@ class FrontServer {
         const auto count = static_cast<int32_t>(found.size());
         return front_.send(std::as_bytes(std::span(&count, 1))) && front_.send(std::as_bytes(found));
       }
+      case Kind::kSample: {
+        rows_.unpack(bytes_);
+        tokens_.clear();
+        if (executor_->sample(rows_.rows)) {
+          for (const SampledRow& row : executor_->sampled()) tokens_.push_back(row.token);
+        }
+        const auto count = static_cast<int32_t>(tokens_.size());
+        return front_.send(std::as_bytes(std::span(&count, 1))) &&
+               front_.send(std::as_bytes(std::span(tokens_)));
+      }
       case Kind::kHidden:
         return front_.send(std::as_bytes(hidden_states()));
       case Kind::kReadBlock:
@@ -175,6 +187,8 @@ class FrontServer {
   std::unique_ptr<Executor> executor_;
   PipelineLeader* pipeline_ = nullptr;
   ReceivedBatch batch_;
+  ReceivedRows rows_;
+  std::vector<int32_t> tokens_;
   std::vector<float> hidden_;
   std::vector<std::byte> bytes_;
 };
@@ -191,7 +205,7 @@ void run_rank(const EngineOptions& options, const std::string& front, const std:
   const io::Checkpoint checkpoint = io::Checkpoint::open(options.model);
   const ModelConfig config = read_config(checkpoint);
   check_stages(config, options);
-  const dist::Shares shares = shares_of(options, group->rank());
+  const dist::Shares shares = shares_of(options, group->rank(), checkpoint, config);
   const ChosenBackend chosen =
       open_backend(checkpoint, config, options, {}, {shares.stages() > 1 ? nullptr : group.get(), &shares});
   dist::Hello hello{.key = key,
@@ -206,6 +220,7 @@ void run_rank(const EngineOptions& options, const std::string& front, const std:
     hello.data = true;
     orders = say_hello(address, hello);
   }
+  measure_links(*group, watch);  // beats tell if one is down
   const std::unique_ptr<Model> model = Model::load(checkpoint, *chosen.backend);
   if (options.lock) lock_memory();
   if (group->rank() == 0) {

@@ -111,6 +111,8 @@ EngineStats Recorder::snapshot() const {
   s.preemptions_swap = get(preemptions_swap);
   s.preemptions_recompute = get(preemptions_recompute);
   s.drafted = get(drafted);
+  s.rows_picked_by_ranks = get(rows_picked_by_ranks);
+  s.rows_gathered = get(rows_gathered);
   s.accepted = get(accepted);
   s.queue_time = queue_time.snapshot();
   s.first_token = first_token.snapshot();

@@ -60,6 +60,7 @@ struct Recorder {
   Counter cache_queries{0}, hits_pool{0}, hits_ram{0}, hits_disk{0};
   Counter preemptions_swap{0}, preemptions_recompute{0};
   Counter drafted{0}, accepted{0};
+  Counter rows_picked_by_ranks{0}, rows_gathered{0};
   AtomicHistogram queue_time, first_token, inter_token, request_time, step_time;
 };
 

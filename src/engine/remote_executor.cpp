@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "engine/rank_sampler.h"
 #include "engine/ranks_lost.h"
 
 namespace millrace {
@@ -16,9 +17,10 @@ using Kind = RankMessage::Kind;
 
 }  // namespace
 
-RemoteExecutor::RemoteExecutor(RankFront& front, const ExecutorSpec& spec)
+RemoteExecutor::RemoteExecutor(RankFront& front, const ExecutorSpec& spec, bool samples)
     : front_(front),
       spec_(spec),
+      samples_(samples),
       logits_(static_cast<size_t>(spec.max_logit_rows) * static_cast<size_t>(spec.vocab)),
       greedy_(static_cast<size_t>(spec.max_logit_rows)) {
   attach();
@@ -68,6 +70,26 @@ std::span<const int32_t> RemoteExecutor::greedy_tokens() {
   return found;
 }
 
+// A step whose hidden states will be read is read whole.
+bool RemoteExecutor::sample(std::span<const SampleRow> rows) {
+  if (!samples_ || hidden_wanted_ || !RankSampler::of_use(rows, spec_.vocab)) return false;
+  MILLRACE_CHECK(rows.size() == logit_rows_);
+  pack(rows, {0, spec_.vocab}, message_);
+  front_.send({.kind = Kind::kSample, .bytes = message_.size()}, message_);
+  return true;
+}
+
+std::span<const SampledRow> RemoteExecutor::sampled() {
+  int32_t count = 0;
+  front_.recv(std::as_writable_bytes(std::span(&count, 1)));
+  MILLRACE_CHECK(count >= 0 && static_cast<size_t>(count) == logit_rows_);
+  const std::span<int32_t> tokens(greedy_.data(), static_cast<size_t>(count));
+  front_.recv(std::as_writable_bytes(tokens));
+  sampled_.assign(tokens.size(), {});
+  for (size_t i = 0; i < tokens.size(); ++i) sampled_[i].token = tokens[i];
+  return sampled_;
+}
+
 // Behind the last norm already: rank 0 has its weights.
 void RemoteExecutor::read_hidden(const Norm& /*norm*/, int32_t row, std::span<float> to) {
   MILLRACE_CHECK(collected_ && hidden_wanted_ && row >= 0 && static_cast<size_t>(row) < rows_);
@@ -104,8 +126,8 @@ namespace {
 
 class RemoteBackend final : public Backend {
  public:
-  RemoteBackend(std::unique_ptr<Backend> local, RankFront& front, int ranks)
-      : local_(std::move(local)), front_(front), ranks_(ranks) {}
+  RemoteBackend(std::unique_ptr<Backend> local, RankFront& front, int ranks, bool stages)
+      : local_(std::move(local)), front_(front), ranks_(ranks), stages_(stages) {}
 
   std::string_view name() const override { return local_->name(); }
   std::string description() const override {
@@ -130,14 +152,14 @@ class RemoteBackend final : public Backend {
     auto weight = std::make_unique<Weight>();
     weight->experts = view.rank == 3 ? view.shape[0] : 1;
     weight->cols = view.cols();
-    weight->rows = view.rows() / weight->experts;
+    weight->rows = view.rows() / std::max<int64_t>(1, weight->experts);
     weight->copied = true;
     return weight;
   }
 
   size_t workspace_bytes(const ExecutorSpec& spec) const override { return local_->workspace_bytes(spec); }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
-    return std::make_unique<RemoteExecutor>(front_, spec);
+    return std::make_unique<RemoteExecutor>(front_, spec, !stages_);
   }
   void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) override {
     local_->parallel(count, body);
@@ -147,12 +169,14 @@ class RemoteBackend final : public Backend {
   const std::unique_ptr<Backend> local_;
   RankFront& front_;
   const int ranks_;
+  const bool stages_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_remote_backend(std::unique_ptr<Backend> local, RankFront& front, int ranks) {
-  return std::make_unique<RemoteBackend>(std::move(local), front, ranks);
+std::unique_ptr<Backend> make_remote_backend(std::unique_ptr<Backend> local, RankFront& front, int ranks,
+                                             bool stages) {
+  return std::make_unique<RemoteBackend>(std::move(local), front, ranks, stages);
 }
 
 }  // namespace millrace

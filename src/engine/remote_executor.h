@@ -15,7 +15,8 @@ namespace millrace {
 
 class RemoteExecutor final : public Executor {
  public:
-  RemoteExecutor(RankFront& front, const ExecutorSpec& spec);
+  // samples: the ranks have parts of the vocabulary, and pick tokens by them.
+  RemoteExecutor(RankFront& front, const ExecutorSpec& spec, bool samples);
 
   // Has the ranks of a new group make their executors; blocks hold nothing then. Throws RanksLost.
   void attach();
@@ -39,6 +40,10 @@ class RemoteExecutor final : public Executor {
   // Brings the step's hidden states along, where they will be read.
   std::span<const float> logits() override;
   std::span<const int32_t> greedy_tokens() override;
+  bool samples() const override { return samples_; }
+  bool works_ahead() const override { return false; }
+  bool sample(std::span<const SampleRow> rows) override;
+  std::span<const SampledRow> sampled() override;
   void read_hidden(const Norm& norm, int32_t row, std::span<float> to) override;
   void read_block(int group, int32_t block, std::span<std::byte> to) override;
   // Into ranks that are lost nothing is written, and nobody is told: what they held is lost as well.
@@ -50,6 +55,8 @@ class RemoteExecutor final : public Executor {
  private:
   RankFront& front_;
   const ExecutorSpec spec_;
+  const bool samples_;
+  std::vector<SampledRow> sampled_;
   size_t rows_ = 0, logit_rows_ = 0;  // of the last step
   bool hidden_wanted_ = false, collected_ = false;
   std::vector<float> logits_, hidden_;  // [logit rows][vocab], [rows][hidden]
@@ -58,7 +65,8 @@ class RemoteExecutor final : public Executor {
 };
 
 // `local` is a device of this machine, of the ranks' kind, that is asked for what it can do and how much
-// memory things take.
-std::unique_ptr<Backend> make_remote_backend(std::unique_ptr<Backend> local, RankFront& front, int ranks);
+// memory things take. stages: ranks have layers, not rows.
+std::unique_ptr<Backend> make_remote_backend(std::unique_ptr<Backend> local, RankFront& front, int ranks,
+                                             bool stages);
 
 }  // namespace millrace

@@ -75,19 +75,20 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   const bool outside = ranks_of(options) > 1 && !options.launcher.empty();
   if (outside) {
     check_stages(config, options);
-    if (options.tensor_parallel > 1 && !can_share_rows(r->checkpoint_, config)) {  // before they start
+    if (options.tensor_parallel > 1 && !options.expert_parallel &&
+        !can_share_rows(r->checkpoint_, config)) {  // before they start
       throw_error(ErrorCode::kUnsupported, "{}: {} is not to be shared by rows, expected --pipeline-parallel",
                   options.model, config.architecture);
     }
     // Memory is planned for the whole where all ranks are here, else for the first one's part.
     if (!ranks_are_here(options)) {
-      r->shares_ = shares_of(options, 0);
+      r->shares_ = shares_of(options, 0, r->checkpoint_, config);
       ranks = {nullptr, &*r->shares_};
     }
   } else if (ranks_of(options) > 1 || setup.group != nullptr) {
     check_stages(config, options);
     r->group_ = setup.group != nullptr ? setup.group : job_group(options);
-    r->shares_ = shares_of(options, r->group_->rank());
+    r->shares_ = shares_of(options, r->group_->rank(), r->checkpoint_, config);
     ranks = {r->shares_->stages() > 1 ? nullptr : r->group_.get(), &*r->shares_};
   }
   ChosenBackend chosen =
@@ -96,7 +97,8 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
     std::vector<dist::Claim> claims = rank_claims(r->checkpoint_, config, options, *chosen.backend);
     r->front_ = std::make_unique<RankFront>(
         options, [claims](const EngineOptions& o) { return with_options(claims, o); }, setup.wake);
-    chosen.backend = make_remote_backend(std::move(chosen.backend), *r->front_, ranks_of(options));
+    chosen.backend = make_remote_backend(std::move(chosen.backend), *r->front_, ranks_of(options),
+                                         options.pipeline_parallel > 1);
   }
   if (r->group_ != nullptr) check_ranks_agree(*r->group_, r->checkpoint_, config, options, *chosen.backend);
   r->backend_ = std::move(chosen.backend);

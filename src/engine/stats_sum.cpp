@@ -32,7 +32,8 @@ void add_stats(EngineStats& sum, const EngineStats& one) {
       &EngineStats::decode_tokens,    &EngineStats::ram_bytes,        &EngineStats::disk_bytes,
       &EngineStats::cache_queries,    &EngineStats::cache_hits_pool,  &EngineStats::cache_hits_ram,
       &EngineStats::cache_hits_disk,  &EngineStats::preemptions_swap, &EngineStats::preemptions_recompute,
-      &EngineStats::drafted,          &EngineStats::accepted};
+      &EngineStats::drafted,          &EngineStats::accepted,         &EngineStats::rows_picked_by_ranks,
+      &EngineStats::rows_gathered};
   for (const auto field : kCounters) sum.*field += one.*field;
   constexpr int32_t EngineStats::*kSamples[] = {&EngineStats::running, &EngineStats::waiting,
                                                 &EngineStats::swapped};

@@ -8,7 +8,8 @@ namespace millrace {
 StepPipeline::StepPipeline(Runtime& runtime, SampleTable& samples, sched::Scheduler& scheduler,
                            Delivery& delivery, StepMeter& meter, Recorder& recorder,
                            const EngineOptions& options, int32_t draft_rows)
-    : delivery_(delivery),
+    : runtime_(runtime),
+      delivery_(delivery),
       meter_(meter),
       recorder_(recorder),
       batcher_(runtime, recorder, options.max_running, draft_rows),
@@ -60,6 +61,11 @@ void StepPipeline::finish(std::span<StepItem> items, const StepRows& rows, doubl
   MILLRACE_CHECK(picks.left.empty() || !ahead_.under_way());  // its logits would be the next step's
   const double computed = recorder_.now();
   Recorder::add(recorder_.wait_s, computed - waiting);
+  if (runtime_.spares_logits()) {
+    const size_t gathered = picks.logits.size() / static_cast<size_t>(runtime_.config().vocab);
+    Recorder::add(recorder_.rows_gathered, gathered);
+    Recorder::add(recorder_.rows_picked_by_ranks, picks.sampled.size() - picks.left.size());
+  }
   picker_.pick_all(items, picks);
   commit(items, picks);
   meter_.record(rows, items.size(), begin, computed);

@@ -34,6 +34,7 @@ class StepPipeline {
   void commit(std::span<StepItem> items, const Picks& picks);
   void retry(std::span<StepItem> items, const std::exception_ptr& error);
 
+  Runtime& runtime_;
   Delivery& delivery_;
   StepMeter& meter_;
   Recorder& recorder_;

@@ -40,6 +40,7 @@ template <class Visit>
 void for_each_weight(WeightSource& source, const ModelConfig& c, const dist::Shares* shares, ModelWeights& w,
                      const Visit& visit) {
   const Architecture& architecture = architecture_of(c);
+  if (shares != nullptr && shares->whole_experts()) source.gather_only(shares->experts(c.experts));
   const std::vector<WeightSpec>& outside = source.specs(-1);
   const WeightSpec &embedding = outside[0], &norm = outside[1], &output = outside[2];
   const bool tied = !source.has(-1, output.role);

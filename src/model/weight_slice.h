@@ -1,5 +1,6 @@
 // Which part of a weight a rank of tensor parallelism holds: output rows of matrices and of their biases,
-// heads of what makes queries, keys and values, and all of what is small or looked up.
+// heads of what makes queries, keys and values, whole experts where shares say so, and all of what is small
+// or looked up.
 #pragma once
 
 #include <string_view>
@@ -14,5 +15,8 @@ namespace millrace {
 // for a role without a rule.
 TensorView slice_weight(const TensorView& view, std::string_view role, const ModelConfig& config,
                         const dist::Shares& shares);
+
+// Is it one of every expert's, [experts, ...]?
+bool is_of_experts(std::string_view role);
 
 }  // namespace millrace

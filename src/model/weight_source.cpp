@@ -82,6 +82,14 @@ std::byte* WeightSource::own(size_t bytes) {
   return gathered_.back().get();
 }
 
+std::byte* WeightSource::own_experts(int64_t experts, size_t bytes_of_each) {
+  const size_t counted = gathered_bytes_;
+  std::byte* memory = own(static_cast<size_t>(experts) * bytes_of_each);
+  const int64_t wanted = std::min(wanted_experts_.end, experts) - wanted_experts_.begin;
+  gathered_bytes_ = counted + static_cast<size_t>(wanted) * bytes_of_each;
+  return memory;
+}
+
 std::string WeightSource::expert_name(int layer, const HfExperts& experts, std::string_view rest) const {
   return fmt::format("{}{}.{}{}", architecture_.hf_names().layers, layer, experts.before, rest);
 }
@@ -312,17 +320,15 @@ std::optional<TensorView> WeightSource::gather_single(int layer, const WeightSpe
   const size_t part_bytes = parts[0].bytes();
   const int64_t grid_rows = view.scales.data == nullptr ? 0 : parts[0].shape[0] / view.scales.rows_per_scale;
   const size_t grid_bytes = bytes_of(view.scales.type, grid_rows * view.scales.scales_per_row);
-  std::byte* to = own(part_bytes * parts.size());
-  std::byte* grid_to = grid_bytes == 0 ? nullptr : own(grid_bytes * parts.size());
+  std::byte* to = own_experts(config_.experts, part_bytes);
+  std::byte* grid_to = grid_bytes == 0 ? nullptr : own_experts(config_.experts, grid_bytes);
   view.data = to;
   if (grid_bytes != 0) view.scales.data = grid_to;
   if (!gather_) return view;
-  for (const TensorView& part : parts) {
-    std::memcpy(to, part.data, part_bytes);
-    to += part_bytes;
-    if (grid_bytes == 0) continue;
-    std::memcpy(grid_to, part.scales.data, grid_bytes);
-    grid_to += grid_bytes;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!wants(static_cast<int64_t>(i))) continue;
+    std::memcpy(to + i * part_bytes, parts[i].data, part_bytes);
+    if (grid_bytes != 0) std::memcpy(grid_to + i * grid_bytes, parts[i].scales.data, grid_bytes);
   }
   return view;
 }
@@ -337,12 +343,12 @@ TensorView WeightSource::gather_packed(const std::vector<Stored>& parts) {
   set_shape(view, {static_cast<int64_t>(parts.size()), rows, cols});
   view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, cols));
   ++unpacked_[{parts.front().scheme, view.type}];
-  std::byte* to = own(view.bytes());
+  const size_t part_bytes = static_cast<size_t>(rows) * bytes_of(view.type, cols);
+  std::byte* to = own_experts(std::ssize(parts), part_bytes);
   view.data = to;
   if (!gather_) return view;
-  for (const Stored& part : parts) {
-    unpack(part, view.type, to);
-    to += static_cast<size_t>(rows) * bytes_of(view.type, cols);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (wants(static_cast<int64_t>(i))) unpack(parts[i], view.type, to + i * part_bytes);
   }
   return view;
 }
@@ -365,10 +371,11 @@ std::optional<TensorView> WeightSource::gather_stacked(int layer, const WeightSp
   if (experts.parts == 1) return view;
   const auto row_bytes = static_cast<size_t>(all->row_stride_bytes);
   const size_t bytes = static_cast<size_t>(rows) * row_bytes;
-  std::byte* to = own(bytes * static_cast<size_t>(all->shape[0]));
+  std::byte* to = own_experts(all->shape[0], bytes);
   view.data = to;
   if (!gather_) return view;
   for (int64_t e = 0; e < all->shape[0]; ++e, to += bytes) {
+    if (!wants(e)) continue;
     std::memcpy(to, all->data + static_cast<size_t>(e * all->shape[1] + experts.first_row) * row_bytes,
                 bytes);
   }
@@ -391,10 +398,13 @@ std::optional<TensorView> WeightSource::gather_transposed(int layer, const Weigh
   TensorView view = *fused;
   set_shape(view, {num_experts, rows, cols});
   view.row_stride_bytes = static_cast<int64_t>(element) * cols;
-  std::byte* to = own(element * static_cast<size_t>(num_experts * rows * cols));
-  view.data = to;
+  const size_t part_bytes = element * static_cast<size_t>(rows * cols);
+  std::byte* const all = own_experts(num_experts, part_bytes);
+  view.data = all;
   if (!gather_) return view;
   for (int64_t x = 0; x < num_experts; ++x) {
+    if (!wants(x)) continue;
+    std::byte* to = all + static_cast<size_t>(x) * part_bytes;
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < cols; ++c, to += element) {
         std::memcpy(to,

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "dist/shares.h"
 #include "io/checkpoint.h"
 #include "model/config.h"
 #include "model/quantized_weights/quantized_weight.h"
@@ -31,6 +32,10 @@ class WeightSource {
   // what packed weights are unpacked with; absent: one thread.
   WeightSource(const io::Checkpoint& checkpoint, const ModelConfig& config, bool gather,
                Parallel parallel = {});
+
+  // Of experts that have to be gathered only these are, of a rank that has whole ones: the rest of a view has
+  // addresses, and no memory behind them.
+  void gather_only(dist::Range experts) { wanted_experts_ = experts; }
 
   // What the architecture says of a layer's weights; layer -1: of those outside the layers, which are the
   // embedding, the last norm and the output matrix, in this order, and what the architecture has besides.
@@ -90,12 +95,16 @@ class WeightSource {
   TensorView gather_negative_exp(const TensorView& from);
   void attach_scales(TensorView& view);
   std::byte* own(size_t bytes);
+  // The same for all experts; only those of wanted_experts_ are counted.
+  std::byte* own_experts(int64_t experts, size_t bytes_of_each);
+  bool wants(int64_t expert) const { return expert >= wanted_experts_.begin && expert < wanted_experts_.end; }
 
   const io::Checkpoint& checkpoint_;
   const ModelConfig& config_;
   const Architecture& architecture_;
   std::map<int, std::vector<WeightSpec>> specs_;  // by layer, as they are asked for
   bool gather_;
+  dist::Range wanted_experts_{0, INT64_MAX};
   Parallel parallel_;
   Unpacked unpacked_;
   size_t gathered_bytes_ = 0;

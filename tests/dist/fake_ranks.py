@@ -15,7 +15,7 @@ import sys
 import time
 
 MESSAGE = struct.Struct("@iiiiQ")  # RankMessage
-BEAT = struct.Struct("@dQ16Q16Q")
+BEAT = struct.Struct("@dQ16Q16Q16d16d")
 MAKE_EXECUTOR, STEP, READ_BLOCK = 1, 2, 6  # of RankMessage::Kind
 
 
@@ -59,7 +59,7 @@ def main():
     def beat():
         waited = 0.0 if began is None else time.monotonic() - began
         for connection in beats:
-            connection.sendall(BEAT.pack(waited, 0, *[0] * 32))
+            connection.sendall(BEAT.pack(waited, 0, *[0] * 64))
 
     while True:
         beat()

@@ -143,17 +143,27 @@ class Faults(unittest.TestCase):
         self.assertRegex(group["last_loss"], r"rank 1 \(process \d+ on .*\) was not heard of for [\d.]+ s")
         metrics = server.get("/metrics")[1]
         self.assertIn('millrace:rank_restarts_total{model_name="m",replica="0"} 2', metrics)
-        # Ranks keep their parts of the logits where only the likeliest token is wanted.
+        # Ranks keep their parts of the logits unless logprobs are wanted.
         sent = []
-        for way in ({}, *WAYS):
+        for way in ({}, *WAYS, {**WAYS[1], "logprobs": 1}):
             if way:
                 server.ask(max_tokens=64, **way)
             time.sleep(0.8)  # a beat later
             found = re.search(r'rank_link_bytes_total\{.*from="2",to="0"\} (\d+)', server.get("/metrics")[1])
             sent.append(int(found.group(1)))
-        greedy, drawn = sent[1] - sent[0], sent[2] - sent[1]
+        greedy, drawn, gathered = (after - before for before, after in zip(sent, sent[1:]))
         self.assertGreater(greedy, 0)
-        self.assertGreater(drawn - greedy, 32 * 273 // 3 * 4, "half of the steps' logits of a third of the vocabulary")
+        half = 32 * 273 // 3 * 4  # of the steps' logits of a third of the vocabulary
+        self.assertLess(drawn - greedy, half)
+        self.assertGreater(gathered - greedy, half)
+        stats = json.loads(server.get("/stats")[1])
+        self.assertGreaterEqual(stats["rank_sampling"]["gathered_rows"], 64)
+        self.assertGreaterEqual(stats["rank_sampling"]["picked_rows"], 128)
+        self.assertRegex(server.get("/metrics")[1], r"millrace:rank_gathered_rows_total\{.*\} \d\d")
+        for one in stats["rank_groups"][0]["ranks"]:
+            for other in range(3):
+                self.assertEqual(one["latency_s"][other] > 0, other != one["rank"])
+                self.assertEqual(one["bytes_per_s"][other] > 0, other != one["rank"])
 
     def test_without_restart_who_ran_gets_an_error_in_time_and_the_rest_goes_on(self):
         server = Server(self, "--pipeline-parallel", "2", "--threads", "1")
@@ -267,7 +277,7 @@ class PretendedRanks(unittest.TestCase):
             name, value = re.search(r"millrace: (.*): rank \d .* has 'none', the front has '(.*)'\n", said).groups()
             claims[name] = value
         self.assertEqual(list(claims), ["version of the program", "model", "--tensor-parallel", "--pipeline-parallel",
-                                        "--context-parallel", "--rank-speeds", "processor"])
+                                        "--context-parallel", "--expert-parallel", "--rank-speeds", "processor"])
         # They are taken now, and never answer: all of them wait.
         began = time.monotonic()
         _, error = server.stream()

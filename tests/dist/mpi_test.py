@@ -83,6 +83,15 @@ class Mpi(unittest.TestCase):
         self.assertEqual(three.returncode, 0, three.stderr)
         self.assertEqual(one.stdout, three.stdout)
 
+    def test_whole_experts(self):
+        arguments = ["run", str(MODELS / "qwen3moe/model.gguf"), "--raw", "-p", "abc", "-n", "8", "--seed", "3", "--top-p", "0.9",
+                     "--threads", "1", "-q"]
+        one = run([MILLRACE, *arguments])
+        self.assertEqual(one.returncode, 0, one.stderr)
+        two = ranks(2, *arguments, "--tensor-parallel", "2", "--expert-parallel")
+        self.assertEqual(two.returncode, 0, two.stderr)
+        self.assertEqual(one.stdout, two.stdout)
+
     def test_bench(self):
         result = ranks(2, "bench", LLAMA, "-p", "8", "-n", "4", "--repeat", "1", "--threads", "1",
                        "--tensor-parallel", "2", "--json")

@@ -76,9 +76,12 @@ Expected alone(const std::string& path, std::span<const int32_t> tokens, const s
 }
 
 void expect_same(const std::string& path, std::span<const int32_t> tokens, const Expected& expected,
-                 int ranks, const std::string& speeds = "", const std::string& kv_type = "") {
-  SCOPED_TRACE(path + " over " + std::to_string(ranks) + " ranks " + speeds);
-  const EngineOptions options = options_for(path, ranks, speeds, kv_type);
+                 int ranks, const std::string& speeds = "", const std::string& kv_type = "",
+                 bool whole_experts = false) {
+  SCOPED_TRACE(path + " over " + std::to_string(ranks) + " ranks " + speeds +
+               (whole_experts ? " of whole experts" : ""));
+  EngineOptions options = options_for(path, ranks, speeds, kv_type);
+  options.expert_parallel = whole_experts;
   with_ranks(ranks, {options}, [&](std::shared_ptr<dist::Communicator> group) {
     const auto runtime = open(options, std::move(group));
     EXPECT_TRUE(same_bits(all_logits(*runtime, tokens, kRows), expected.logits));
@@ -106,6 +109,15 @@ void expect_same_in_stages(const std::string& path, std::span<const int32_t> tok
   });
 }
 
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "nothing";
+}
+
 class AnyNumberOfRanks : public testing::TestWithParam<std::string> {};
 
 TEST_P(AnyNumberOfRanks, HasTheBitsOfOneProcess) {
@@ -119,6 +131,17 @@ TEST_P(AnyNumberOfRanks, HasTheBitsOfOneProcess) {
 
 INSTANTIATE_TEST_SUITE_P(Models, AnyNumberOfRanks,
                          testing::Values("llama3", "gpt-oss-w32", "qwen3moe", "qwen2moe", "gemma2"));
+
+// Whole experts in each rank: the same bits, also where a rank has none or nearly all of them.
+TEST(ExpertParallel, HasTheBitsOfOneProcess) {
+  for (const char* name : {"gpt-oss-w32", "qwen3moe", "qwen2moe"}) {
+    const golden::Model model = golden::load_model(name);
+    const std::string& path = model.paths.back();
+    const Expected expected = alone(path, prompt_of(model));
+    for (const int ranks : {2, 4, 16}) expect_same(path, prompt_of(model), expected, ranks, "", "", true);
+    expect_same(path, prompt_of(model), expected, 3, "1,20,1", "", true);
+  }
+}
 
 // Not only alike: right. The oracle is what transformers recorded; half of the rows are within what 8-bit
 // activations and a BF16 cache cost (golden_test.cpp has the derivation).
@@ -147,7 +170,7 @@ TEST(Ranks, EveryArchitectureWorksOrIsRefused) {
   const std::set<std::string> refused = {
       "olmo2",         "deepseek2", "mistral4",  "qwen3next",  "qwen35",      "qwen35moe",      "lfm2",  "lfm2moe",
       "granitehybrid", "mamba2",    "falcon-h1", "nemotron_h", "kimi-linear", "nemotron_h_moe", "rwkv7", "gemma4"};
-  size_t worked = 0;
+  size_t worked = 0, by_experts = 0;
   for (const auto& entry : std::filesystem::directory_iterator("tests/golden/models")) {
     const std::string name = entry.path().filename().string();
     const golden::Model model = golden::load_model(name);
@@ -157,6 +180,11 @@ TEST(Ranks, EveryArchitectureWorksOrIsRefused) {
         EXPECT_THROW(expect_same(path, prompt_of(model), expected, 3), Error) << path;
       } else {
         expect_same(path, prompt_of(model), expected, 3);
+      }
+      // With whole experts also those whose attention ranks cannot share.
+      if (model.architecture != "gemma4" && read_config(io::Checkpoint::open(path)).experts > 0) {
+        expect_same(path, prompt_of(model), expected, 3, "", "", true);
+        ++by_experts;
       }
       const int layers = read_config(io::Checkpoint::open(path)).layers;
       if (model.architecture == "rwkv7") {  // its layers read values of the first one
@@ -170,6 +198,7 @@ TEST(Ranks, EveryArchitectureWorksOrIsRefused) {
     }
   }
   EXPECT_GT(worked, 30u);
+  EXPECT_GT(by_experts, 15u);
 }
 
 // Counts what the exchanges of a step move; messages of the leader pass by.
@@ -194,7 +223,11 @@ class CountsGathers final : public dist::Communicator {
   }
   void all_to_all(std::span<const std::byte> out, std::span<const size_t> out_bytes, std::span<std::byte> in,
                   std::span<const size_t> in_bytes) override {
+    const uint64_t received = inner_.traffic().bytes_received, sent = inner_.traffic().bytes_sent;
     inner_.all_to_all(out, out_bytes, in, in_bytes);
+    outputs.bytes_received += inner_.traffic().bytes_received - received;
+    outputs.bytes_sent += inner_.traffic().bytes_sent - sent;
+    ++outputs.calls;
   }
   void broadcast(int root, std::span<std::byte> bytes) override { inner_.broadcast(root, bytes); }
   void barrier() override { inner_.barrier(); }
@@ -203,7 +236,7 @@ class CountsGathers final : public dist::Communicator {
   }
   dist::Traffic traffic() const override { return inner_.traffic(); }
 
-  dist::Traffic gathered;
+  dist::Traffic gathered, outputs;  // outputs: of experts
 
  private:
   dist::Communicator& inner_;
@@ -247,6 +280,68 @@ TEST(Ranks, ThePlanSaysWhatIsExchanged) {
   }
 }
 
+// Of whole experts: what goes is the outputs of the chosen ones that others' columns need. How many of the
+// pairs are rank 0's is the router's choice; what it sends tells, and what it receives has to be the rest.
+TEST(ExpertParallel, ThePlanSaysWhatIsExchanged) {
+  for (const char* name : {"gpt-oss-w32", "qwen2moe"}) {
+    SCOPED_TRACE(name);
+    const golden::Model model = golden::load_model(name);
+    EngineOptions options = options_for(model.paths.back(), 3, "2,1,1");
+    options.expert_parallel = true;
+    const io::Checkpoint checkpoint = io::Checkpoint::open(options.model);
+    const ModelConfig config = read_config(checkpoint);
+    const dist::Plan plan = plan_ranks(checkpoint, config, DType::kBF16, {2, 1, 1}, true);
+    const dist::Plan by_rows = plan_ranks(checkpoint, config, DType::kBF16, {2, 1, 1});
+    size_t bytes = 0, by_rows_bytes = 0;
+    int64_t experts = 0;
+    for (size_t r = 0; r < plan.ranks.size(); ++r) {
+      EXPECT_EQ(plan.ranks[r].experts.begin, experts);
+      experts = plan.ranks[r].experts.end;
+      bytes += plan.ranks[r].weight_bytes;
+      by_rows_bytes += by_rows.ranks[r].weight_bytes;
+    }
+    EXPECT_EQ(experts, config.experts);
+    EXPECT_EQ(bytes, by_rows_bytes);  // nothing twice, nothing missing
+    const int64_t own = dist::Shares(0, {2, 1, 1}).rows(config.hidden).size();
+    const int64_t mine = plan.ranks[0].experts.size();
+    int64_t layers = 0;
+    for (int l = 0; l < config.layers; ++l) layers += config.is_dense(l) ? 0 : 1;
+    with_ranks(3, {options}, [&](std::shared_ptr<dist::Communicator> group) {
+      const auto counts = std::make_shared<CountsGathers>(*group);
+      const auto runtime = open(options, counts);
+      kv::Sequence sequence = runtime->make_sequence();
+      const std::vector<int32_t> tokens(17, 5);
+      const StepInput input = {.sequence = &sequence, .tokens = tokens, .want = StepInput::Want::kAll};
+      counts->gathered = counts->outputs = {};
+      runtime->step({&input, 1});
+      const int64_t each = static_cast<int64_t>(sizeof(float)),
+                    pairs = 17 * config.experts_per_token * layers;
+      const auto sent = static_cast<int64_t>(counts->outputs.bytes_sent);
+      EXPECT_EQ(sent % (each * (config.hidden - own)), 0);
+      const int64_t here = sent / (each * (config.hidden - own));
+      EXPECT_EQ(static_cast<int64_t>(counts->outputs.bytes_received), (pairs - here) * own * each);
+      EXPECT_EQ(static_cast<int64_t>(counts->outputs.calls), layers);
+      EXPECT_EQ(static_cast<int64_t>(counts->gathered.calls + counts->outputs.calls) + 1,
+                plan.exchanges_per_step());
+      // The plan's share of pairs is mine / experts: with that, the rest of its formula is to the byte.
+      const auto planned = static_cast<int64_t>(plan.received(0, 17, 17));
+      const int64_t even =
+          17 * layers * (config.experts_per_token * (config.experts - mine) * own / config.experts);
+      EXPECT_EQ(planned - even * each, static_cast<int64_t>(counts->gathered.bytes_received));
+    });
+  }
+}
+
+TEST(ExpertParallel, WhatMakesNoSense) {
+  EngineOptions options = options_for(test::kLlamaModel, 2);
+  options.expert_parallel = true;
+  EXPECT_EQ(error_of([&] { open(options); }),
+            "expert_parallel: llama has no experts, expected a model that has");
+  options.tensor_parallel = 1;
+  EXPECT_EQ(error_of([&] { open(options); }),
+            "expert_parallel: found tensor_parallel 1, expected ranks that share the experts");
+}
+
 TEST(Ranks, EveryTypeOfCache) {
   const golden::Model model = golden::load_model("llama3");
   for (const char* type : {"f32", "f16", "fp8"}) {
@@ -273,6 +368,10 @@ void expect_random_schedules(int tensor_parallel, int pipeline_parallel) {
       r.priority = pick(0, 3);
       r.sampling.seed = static_cast<uint64_t>(i);
       r.sampling.temperature = pick(0, 1) == 0 ? 0.0f : 0.8f;
+      if (pick(0, 1) == 0) r.sampling.top_p = 0.9f;
+      if (pick(0, 2) == 0) r.sampling.top_k = pick(2, 40);
+      if (pick(0, 2) == 0) r.sampling.repetition_penalty = 1.3f;
+      if (pick(0, 5) == 0) r.sampling.logprobs = 2;
       if (pick(1, 5) == 1) r.embedding = Pooling::kMean;
       if (r.embedding) r.samples = 1;
       requests.push_back(r);
@@ -299,29 +398,46 @@ void expect_random_schedules(int tensor_parallel, int pipeline_parallel) {
         harness.read_all();
       }
       harness.run();
+      // Candidates are enough for most steps; stages have no parts of the vocabulary.
+      EXPECT_EQ(harness.recorder->rows_picked_by_ranks.load() > 0, tensor_parallel > 1);
       for (size_t i = 0; i < requests.size(); ++i) {
         const auto expected = test::run_alone(model, requests[i]);
         for (size_t s = 0; s < expected.size(); ++s) {
           EXPECT_EQ(harness.answers[i][s].error, "");
           EXPECT_EQ(harness.answers[i][s].tokens, expected[s].tokens) << model << " request " << i;
           EXPECT_EQ(harness.answers[i][s].embedding, expected[s].embedding) << model << " request " << i;
+          EXPECT_EQ(harness.answers[i][s].logprobs, expected[s].logprobs) << model << " request " << i;
         }
       }
     });
   }
 }
 
+// Drawn tokens without logits on the way: what rank 0 receives in a step is no row of them.
+TEST(Ranks, DrawnTokensMoveCandidates) {
+  Request request;
+  for (int i = 0; i < 20; ++i) request.tokens.push_back(3 + i * 11 % 240);
+  request.max_tokens = 12;
+  request.ignore_end = true;
+  request.sampling = {.temperature = 0.9f, .top_k = 20, .top_p = 0.95f, .min_p = 0.01f};
+  request.sampling.seed = 17;
+  request.sampling.presence_penalty = 0.4f;
+  const auto expected = test::run_alone(test::kLlamaModel, request);
+  EngineOptions options = options_for(test::kLlamaModel, 3);
+  options.context = 128;
+  with_ranks(3, {options}, [&](std::shared_ptr<dist::Communicator> group) {
+    test::Harness harness(options, {}, nullptr, [&](RuntimeSetup& setup) { setup.group = group; });
+    group.reset();
+    harness.submit(request);
+    harness.run();
+    EXPECT_EQ(harness.answers[0][0].tokens, expected[0].tokens);
+    EXPECT_EQ(harness.recorder->rows_picked_by_ranks.load(), 12u);
+    EXPECT_EQ(harness.recorder->rows_gathered.load(), 0u);
+  });
+}
+
 TEST(Ranks, RandomSchedulesOverThreeRanks) { expect_random_schedules(3, 1); }
 TEST(Ranks, RandomSchedulesOverTwoStages) { expect_random_schedules(1, 2); }
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing";
-}
 
 // What encoders make of a text, over ranks that share rows.
 TEST(Ranks, EncodersHaveTheBitsOfOneProcess) {

@@ -85,6 +85,38 @@ class AppTest(PageTest):
         expect(page.locator("#blocks .legend li")).to_contain_text(["in use by requests", "kept for prefixes", "free"])
         page.unroute_all(behavior="ignoreErrors")  # one may be under way when the page goes
 
+    def test_the_dashboard_draws_ranks(self):
+        def rank(number, heard_s=0.2):
+            return {"rank": number, "host": f"node{number}", "pid": 4000 + number, "heard_s": heard_s, "waiting_s": 0.0, "exchanges": 1234,
+                    "sent_bytes": [0 if r == number else 1 << 20 for r in range(3)], "received_bytes": [0, 0, 0],
+                    "latency_s": [0 if r == number else 4e-5 for r in range(3)], "bytes_per_s": [0 if r == number else 3 << 30 for r in range(3)]}
+
+        group = {"up": True, "wanted": 3, "restarts": 2, "last_loss": "rank 1 (process 7 on node1) has gone",
+                 "ranks": [rank(0), rank(1), rank(2, heard_s=2.5)]}
+        shown = {}
+
+        def change(route):
+            stats = self.server.get("/stats")[1]
+            stats["rank_groups"] = shown.get("groups", [])
+            stats["rank_sampling"] = {"picked_rows": 95, "gathered_rows": 5}
+            route.fulfill(json=stats)
+
+        page = self.open("/dashboard.html", prepare=lambda page: page.route(re.compile("/stats"), change))
+        expect(page.locator("#tiles .value").first).to_be_visible()
+        expect(page.locator("#ranks-card")).to_be_hidden()  # one process has none
+        shown["groups"] = [group]
+        expect(page.locator("#ranks .headline")).to_have_text("3 of 3formed anew 2 times · last: rank 1 (process 7 on node1) has gone")
+        expect(page.locator("#ranks .rank.one")).to_have_count(2)
+        expect(page.locator("#ranks .rank.failed title")).to_have_text("rank 2: silent for 2.50 s")
+        expect(page.locator("#ranks .link")).to_have_count(3)
+        expect(page.get_by_role("region", name="Ranks").locator("tbody tr").nth(1)).to_contain_text("node1")
+        expect(page.get_by_role("region", name="Links").locator("tbody tr").first).to_have_text(re.compile("0 – 1.*40 µs.*3.00 GiB/s.*0 B/s.*2.00 MiB"))
+        expect(page.locator("#ranks .note")).to_have_text("Tokens picked without bringing logits together: 95 of 100")
+        self.assertNotIn("NaN", page.locator("#ranks").inner_html())
+        shown["groups"] = [{**group, "up": False, "ranks": []}]
+        expect(page.locator("#ranks .rank.rest")).to_have_count(3)
+        expect(page.locator("#ranks .headline")).to_contain_text("being formed")
+
     def test_the_dashboard_of_several_models(self):
         asked = []
 

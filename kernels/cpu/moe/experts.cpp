@@ -268,7 +268,8 @@ void ExpertsRun::run() {
   if (formats_.bf16_tiles) gather_tiles();
   const bool small_batch = ctx_.small_batch(rows_);
   // Few experts are combined by the threads that multiply.
-  const bool combine_at_once = small_batch && order_.num_active <= FirstReads::kMaxRanges;
+  const bool combine_at_once =
+      small_batch && order_.num_active <= FirstReads::kMaxRanges && !op_.leave_outputs;
   const ShrinkingParts parts(down_.rows, kRowsAtOnce, ctx_.pool.size());
   if (small_batch) {
     const FirstReads down = combine_at_once ? first_reads_of_down(parts.first_rows()) : FirstReads{};
@@ -290,7 +291,7 @@ void ExpertsRun::run() {
     return;
   }
   parallel_experts(down_, kRowsAtOnce, rows_per_task(down_.rows * order_.num_active, threads), down);
-  combine_all();
+  if (!op_.leave_outputs) combine_all();
 }
 
 }  // namespace

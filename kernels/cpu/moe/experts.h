@@ -33,6 +33,8 @@ struct MoeExperts {
   int64_t y_stride = 0;  // of y; 0: down's rows
   const InnerExchange* exchange = nullptr;  // absent: the matrices are whole
   bool keep_inner = false;                  // the workspace's inner has float32, sorted by expert, afterwards
+  // y is left alone: the workspace's order and expert_out tell what to add (expert_outputs.h).
+  bool leave_outputs = false;
 };
 
 struct MoeShape {

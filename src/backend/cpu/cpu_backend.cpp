@@ -42,7 +42,9 @@ class CpuBackend final : public Backend {
   const dist::Shares* shares() const override { return shares_; }
   OpFeatures lacks() const override {
     OpFeatures missing;
-    missing.add(OpFeature::kNormWhole, group_ != nullptr && !spreads_context());  // over others' heads too
+    // Over heads that other ranks have.
+    missing.add(OpFeature::kNormWhole,
+                group_ != nullptr && !spreads_context() && !shares_->whole_attention());
     for (const OpFeature feature : {OpFeature::kHeadSizes, OpFeature::kSharedKeys, OpFeature::kLayerInputs,
                                     OpFeature::kExpertNorms}) {
       missing.add(feature, shares_ != nullptr || spreads_context());

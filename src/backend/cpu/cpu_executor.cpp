@@ -310,7 +310,8 @@ void CpuExecutor::project_add(const Projection& op) {
                         op.norm_after, op.scale);
   }
   const ActivationFormats formats = formats_for(kernels_, {linear_of(op.linear)}, rows_);
-  if (part_ != nullptr) part_->gather_heads(pool_, work_->attention, work_->attended, rows_);
+  if (part_ != nullptr && !part_->whole_attention())
+    part_->gather_heads(pool_, work_->attention, work_->attended, rows_);
   const ActivationRows x =
       quantize_rows(context(), formats, work_->attended, rows_, op.linear.weight->cols, work_->input);
   const int64_t cols = op.linear.weight->cols;
@@ -734,6 +735,7 @@ void CpuExecutor::run_experts(const Experts& op, float* to) {
   GateUp gate_up = gate_up_of(op.gate, op.up, op.activation);
   gate_up.alpha = op.alpha;
   gate_up.limit = op.limit;
+  if (part_ != nullptr && part_->whole_experts()) return whole_experts_add(op, gate_up, moe);
   InnerExchange exchange;
   if (part_ != nullptr) {
     exchange = {part_->inner(), [&](int64_t rows) {

@@ -57,6 +57,9 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   void norm_residual(const Norm& op) override;
   void norm_logits(const Logits& op) override;
   std::span<const float> logits() override;
+  std::span<const float> own_logits() override {
+    return {work_->logits, batch_.logit_rows.size() * static_cast<size_t>(vocab_part_)};
+  }
   std::span<const int32_t> greedy_tokens() override;
   void read_hidden(const Norm& norm, int32_t row, std::span<float> to) override;
   void read_block(int group, int32_t block, std::span<std::byte> to) override;
@@ -108,6 +111,7 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   void shared_expert_add(const Experts& op);
   void normed_experts_add(const Experts& op);
   void run_experts(const Experts& op, float* to);
+  void whole_experts_add(const Experts& op, const GateUp& gate_up, MoeWorkspace& moe);
   void scale_routing(float scale);
   void split_gates();
   void multiply_behind(const NormMix& op, int64_t to, int64_t cols);

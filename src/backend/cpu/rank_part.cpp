@@ -16,13 +16,18 @@ RankPart::RankPart(dist::Communicator& group, const dist::Shares& shares, const 
       shares_(shares),
       heads_(shares.heads(whole.heads, whole.kv_heads)),
       query_bounds_(static_cast<size_t>(shares.ranks()) + 1, 0),
-      bytes_(static_cast<size_t>(shares.ranks())) {
+      bytes_(static_cast<size_t>(shares.ranks())),
+      out_bytes_(bytes_.size()),
+      pairs_of_(bytes_.size()) {
   for (int r = 0; r < shares.ranks(); ++r) {
     query_bounds_[static_cast<size_t>(r) + 1] =
         shares.heads_of(r, whole.heads, whole.kv_heads).query.end * whole.head_dim;
   }
   const int64_t chosen = int64_t{whole.max_tokens} * whole.experts_per_token;
-  const int64_t inner = std::max(int64_t{whole.max_tokens} * whole.ffn, chosen * whole.expert_ffn);
+  // Of whole experts what goes out are their outputs.
+  const int64_t expert_cols = shares.whole_experts() ? whole.hidden : whole.expert_ffn;
+  const int64_t inner = std::max(int64_t{whole.max_tokens} * whole.ffn, chosen * expert_cols);
+  // What arrives: of whole experts this rank's columns of the outputs.
   exchanged_.resize(static_cast<size_t>(
       std::max({int64_t{whole.max_tokens} * whole.hidden, inner, whole.max_tokens * query_bounds_.back(),
                 int64_t{whole.max_logit_rows} * whole.vocab})));
@@ -77,6 +82,47 @@ void RankPart::gather_rows(ThreadPool& pool, const float* mine, int64_t stride, 
 void RankPart::gather_heads(ThreadPool& pool, const float* mine, float* whole, int64_t rows) {
   const auto rank = static_cast<size_t>(shares_.rank());
   gather(pool, mine, query_bounds_[rank + 1] - query_bounds_[rank], whole, query_bounds_, rows);
+}
+
+void RankPart::sort_pairs(const int32_t* chosen, int64_t pairs, int64_t experts) {
+  own_chosen_.assign(static_cast<size_t>(pairs), -1);
+  place_.assign(static_cast<size_t>(pairs), -1);
+  own_pairs_.clear();
+  std::fill(pairs_of_.begin(), pairs_of_.end(), 0);
+  const dist::Range own = shares_.experts(experts);
+  int64_t arrives = 0;
+  for (int r = 0; r < shares_.ranks(); ++r) {
+    const dist::Range theirs = shares_.experts_of(r, experts);
+    const int64_t before = arrives;
+    for (int64_t p = 0; p < pairs; ++p) {
+      if (chosen[p] < theirs.begin || chosen[p] >= theirs.end) continue;
+      place_[static_cast<size_t>(p)] = static_cast<int32_t>(arrives++);
+      if (r != shares_.rank()) continue;
+      own_pairs_.push_back(static_cast<int32_t>(p));
+      own_chosen_[static_cast<size_t>(p)] = chosen[p] - static_cast<int32_t>(own.begin);
+    }
+    pairs_of_[static_cast<size_t>(r)] = arrives - before;
+  }
+}
+
+void RankPart::add_experts(const Context& ctx, const WeighOutputs& made, int64_t rows, int64_t k, float* y) {
+  const std::vector<int64_t> bounds = shares_.cut(made.cols);
+  const auto width = [&](size_t r) { return bounds[r + 1] - bounds[r]; };
+  const int64_t own = width(static_cast<size_t>(shares_.rank()));
+  const auto sent = std::ssize(own_pairs_);
+  MILLRACE_CHECK(static_cast<size_t>(sent * made.cols) <= inner_.size());
+  int64_t arrives = 0;
+  for (size_t r = 0; r < bytes_.size(); ++r) {
+    weigh_outputs(ctx, made, own_pairs_, bounds[r], width(r), inner_.data() + bounds[r] * sent);
+    out_bytes_[r] = static_cast<size_t>(sent * width(r)) * sizeof(float);
+    bytes_[r] = static_cast<size_t>(pairs_of_[r] * own) * sizeof(float);
+    arrives += pairs_of_[r] * own;
+  }
+  MILLRACE_CHECK(static_cast<size_t>(arrives) <= exchanged_.size());
+  group_.all_to_all(
+      std::as_bytes(std::span(inner_.data(), static_cast<size_t>(sent * made.cols))), out_bytes_,
+      std::as_writable_bytes(std::span(exchanged_.data(), static_cast<size_t>(arrives))), bytes_);
+  add_outputs(ctx, {exchanged_.data(), place_.data(), rows, k, own, y, made.cols});
 }
 
 void RankPart::collect_rows(ThreadPool& pool, const float* mine, float* whole, int64_t total, int64_t rows) {

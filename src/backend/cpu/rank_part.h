@@ -1,7 +1,7 @@
 // A rank's part of a step: who has which columns of an activation, and the exchange that gives everybody all
-// of them. Every rank computes some output rows of every matrix with the whole input, so that a row's sum is
-// made by one rank in the order it always has: the bits are those of one process, whatever the number of
-// ranks.
+// of them. Every rank computes some output rows of every matrix with the whole input, or whole experts, so
+// that a row's sum is made by one rank in the order it always has: the bits are those of one process,
+// whatever the number of ranks.
 #pragma once
 
 #include <memory>
@@ -12,6 +12,7 @@
 #include "base/thread_pool.h"
 #include "dist/communicator.h"
 #include "dist/shares.h"
+#include "kernels/cpu/moe/expert_outputs.h"
 
 namespace millrace::cpu {
 
@@ -22,6 +23,7 @@ class RankPart {
   // The spec of this rank's executor: its heads and KV heads (one of each where it has none).
   static ExecutorSpec local_spec(const dist::Shares& shares, const ExecutorSpec& whole);
 
+  bool whole_attention() const { return shares_.whole_attention(); }  // every rank has all heads
   bool has_heads() const { return heads_.query.size() > 0; }
   int64_t head_columns() const { return query_bounds_.back(); }  // of all ranks
   // The first of this rank's rows of a matrix of `total`.
@@ -40,6 +42,18 @@ class RankPart {
   static constexpr int32_t kNoTokens = -2;  // of a rank without a part of the vocabulary
   void collect_largest(std::span<int32_t> tokens, std::span<const float> values);
 
+  // Experts: whose (row, slot) pairs are whose, where ranks have whole experts. chosen[pairs]: all ranks'
+  // numbering, -1: none.
+  bool whole_experts() const { return shares_.whole_experts(); }
+  void sort_pairs(const int32_t* chosen, int64_t pairs, int64_t experts);
+  const int32_t* own_chosen() const {
+    return own_chosen_.data();
+  }  // [pairs]: this rank's numbering, -1: others'
+  bool has_pairs() const { return !own_pairs_.empty(); }
+  // y[rows][own columns of hidden], `hidden` apart, += the sum of each row's experts in slot order, whoever
+  // made them: a rank sends each of the others the columns that are the other's.
+  void add_experts(const Context& ctx, const WeighOutputs& made, int64_t rows, int64_t k, float* y);
+
   // What this rank computes itself of activations between up and down, [rows][its part].
   float* inner() { return inner_.data(); }
 
@@ -54,7 +68,10 @@ class RankPart {
   std::vector<int64_t> query_bounds_;  // [ranks + 1]: columns of the heads' outputs
   std::vector<float> exchanged_;       // [ranks][rows][columns]: as they arrive
   std::vector<float> inner_;
-  std::vector<size_t> bytes_;  // [ranks]
+  std::vector<size_t> bytes_, out_bytes_;  // [ranks]
+  std::vector<int32_t> own_chosen_, own_pairs_;
+  std::vector<int32_t> place_;     // [pairs]: row of what arrives, rank after rank; -1: none
+  std::vector<int64_t> pairs_of_;  // [ranks]
 };
 
 }  // namespace millrace::cpu
