@@ -23,7 +23,7 @@ CALLS = {"kLatent": ("public LatentDecoder",), "kBidirectional": ("attend_both_w
          "kGatedAttention": ("public GatedDeltaDecoder", "public Qwen35"), "kState": ("gated_delta.h", "mamba_layer.h", "norm_mix(", "time_mix("),
          "kAdapters": (), "kReluSquared": ("kReluSquared",), "kUngatedExperts": (), "kScaledShared": ("shared.scale",),
          "kScaledInputs": ("ssm_multipliers",), "kStateBeside": ("state_beside",), "kChannelDecay": ("channel_decay = true",),
-         "kTokenShift": ("time_mix(",), "kPairs": (), "kImages": (),
+         "kTokenShift": ("time_mix(",), "kPairs": (), "kImages": (), "kSparse": (),
          "kHeadSizes": ("layer_heads",), "kSharedKeys": ("kv_source",), "kValueNorm": ("v_norm",),
          "kLayerInputs": ("end_layer",), "kExpertNorms": ("experts_norm_after",)}
 NOT_RUN_ON_CUDA = ()  # architectures whose golden models have not run on a GPU
