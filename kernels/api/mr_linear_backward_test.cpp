@@ -329,7 +329,7 @@ TEST(LinearBackward, Wkv7) {
   }
 }
 
-void expect_near(const Floats& got, const Doubles& want, const std::string& what) {
+void expect_gradient_near(const Floats& got, const Doubles& want, const std::string& what) {
   double error = 0.0, norm = 0.0;
   for (size_t i = 0; i < want.size(); ++i) {
     error += (got[i] - want[i]) * (got[i] - want[i]);
@@ -364,8 +364,8 @@ TEST(Wkv7, IsTheRecurrenceOnEveryTable) {
     for (const std::string& isa : isas()) {
       Floats out(want.out.size(), NAN), state(want.final_state.size(), NAN);
       run_wkv7(open_cpu(isa.c_str()).get(), wkv7_args(c, d, out.data(), state.data()));
-      expect_near(out, want.out, isa);
-      expect_near(state, want.final_state, isa + " state");
+      expect_gradient_near(out, want.out, isa);
+      expect_gradient_near(state, want.final_state, isa + " state");
       if (first.empty()) first = out, first_state = state;
       EXPECT_EQ(out, first) << isa;
       EXPECT_EQ(state, first_state) << isa;
@@ -441,7 +441,7 @@ TEST(LinearBackward, AgreesWithTorchsAutograd) {
   const auto compare = [&](const char* what) {
     for (size_t i = 0; i < got.size(); ++i) {
       const Floats want = golden.take(static_cast<int64_t>(got[i].size()));
-      expect_near(got[i], Doubles(want.begin(), want.end()), what + (" " + std::to_string(i)));
+      expect_gradient_near(got[i], Doubles(want.begin(), want.end()), what + (" " + std::to_string(i)));
     }
   };
   const auto x = [&](size_t i) { return in[i].data(); };
