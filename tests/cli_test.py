@@ -434,7 +434,7 @@ class Inspect(CliTest):
         plan = self.good_json("inspect", self.model, "--ctx", 6144, "--ranks", 3, "--context-parallel")
         self.assertEqual(plan["context_parallel"]["ranks"], 3)
         self.assertEqual(plan["context_parallel"]["kv_bytes_at_context"] * 3,
-                         sum(group["bytes_at_context"] for group in one["kv_groups"]))
+                         sum(group["kv_bytes_at_context"] for group in one["kv_groups"]))
         self.assertGreater(plan["context_parallel"]["received_bytes_per_token_at_context"], 0)
         self.assertIn("Over 3 ranks", self.good("inspect", self.model, "--ranks", 3, "--context-parallel"))
 

@@ -20,8 +20,12 @@ sched::Memory::Start CacheMemory::to_start(sched::Id id) const {
   const size_t groups = spec_.kv_groups.size();
   if (sample.blocks) {  // swapped out
     start.blocks = cache_.blocks_to_swap_in(sample.blocks);
-    // For the token it is about to compute.
-    for (int c = 0; c < cache_.counts(); ++c) ++start.blocks[static_cast<size_t>(c)];
+    size_t first = 0;
+    for (const KvGroupSpec& group : spec_.kv_groups) {  // and one for the token it is about to compute
+      ++start.blocks[first +
+                     static_cast<size_t>(shelf_of(sample.blocks.length() / kBlockTokens, group.shelves))];
+      first += static_cast<size_t>(group.shelves);
+    }
     return start;
   }
   const kv::Match match = sample.needs_every_row() ? kv::Match{} : cache_.match(*sample.prompt);

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "engine/rank_plan.h"
 #include "engine/runtime.h"
 #include "engine/test_harness.h"
 #include "tests/dist/with_ranks.h"
@@ -234,6 +235,26 @@ TEST(ContextRanks, ARankHoldsItsPart) {
   for (size_t g = 0; g < one.kv_groups.size(); ++g) {
     const bool full = one.kv_groups[g].window == 0;
     EXPECT_EQ(three.kv_groups[g].blocks_here() * (full ? 3 : 1), one.kv_groups[g].num_blocks);
+  }
+}
+
+// What a decoded token moves is what the plan says, to the byte.
+TEST(ContextRanks, ThePlanSaysWhatIsExchanged) {
+  for (const std::string& path : {test::kLlamaModel, test::kWindowModel}) {
+    const EngineOptions options = options_for(path, 2);
+    const ContextPlan plan =
+        plan_context(read_config(io::Checkpoint::open(path)), 1024, DType::kBF16, options.context_parallel);
+    const std::vector<int32_t> tokens = some_tokens(1024, 250);
+    with_ranks(2, {options}, [&](std::shared_ptr<dist::Communicator> group) {
+      const auto runtime = open(options, group);
+      kv::Sequence sequence = runtime->make_sequence();
+      runtime->prefill(sequence, std::span(tokens).first(1023));
+      const uint64_t before = group->traffic().bytes_received;
+      const StepInput input{
+          .sequence = &sequence, .tokens = std::span(tokens).last(1), .want = StepInput::Want::kLast};
+      runtime->step({&input, 1});
+      EXPECT_EQ(group->traffic().bytes_received - before, plan.received_per_token);
+    });
   }
 }
 

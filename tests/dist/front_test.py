@@ -165,6 +165,17 @@ class Faults(unittest.TestCase):
                 self.assertEqual(one["latency_s"][other] > 0, other != one["rank"])
                 self.assertEqual(one["bytes_per_s"][other] > 0, other != one["rank"])
 
+    def test_ranks_of_a_context_are_started_and_started_again(self):
+        alone = Server(self, "--threads", "1")
+        wanted = alone.stream(**WAYS[0])[0]
+        alone.end()
+        server = Server(self, "--context-parallel", "2", "--restart", "--threads", "1")
+        victim = server.groups()[0]["ranks"][1]["pid"]
+        pieces, error = server.stream(after=40, action=lambda: os.kill(victim, signal.SIGKILL), **WAYS[0])
+        self.assertIsNone(error)
+        self.assertEqual(pieces, wanted, "ranks have the bits of one process")
+        self.assertEqual(server.wait_healthy()["ranks"], {"up": 2, "wanted": 2, "restarts": 1})
+
     def test_without_restart_who_ran_gets_an_error_in_time_and_the_rest_goes_on(self):
         server = Server(self, "--pipeline-parallel", "2", "--threads", "1")
         ranks = server.groups()[0]["ranks"]
