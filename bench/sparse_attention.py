@@ -4,10 +4,11 @@
   bench/sparse_attention.py                            print the tables (docs/kernels/sparse_attention.md has them)
   bench/sparse_attention.py --plots DIR                also draw sparse-light.svg and sparse-dark.svg there
   bench/sparse_attention.py --measure BUILD MODEL TEXT measure again and write bench/sparse_attention.json; BUILD is a
-                                                       folder with millrace and bench/sparse_attention_bench
+                                                       folder with both programs
 
-Divergence: KL(full || sparse) in nats per token of one window of the text, cache in f32, by millrace perplexity --kl.
-Time: one layer's attention of one token over random keys in bf16, by sparse_attention_bench.
+Divergence: KL(full || sparse) in nats per token of one window of the text, cache in f32, by sparse_divergence_bench.
+Time: one layer's attention of one token over random keys in bf16, 32 heads of 128 on 8 KV heads, the median,
+by sparse_attention_bench.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from plots import FONT, THEMES  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE / "sparse_attention.json"
-BUDGETS = (256, 512, 1024, 2048)
+BUDGETS = (256, 512, 1024, 2048, 4096)
 CONTEXTS = (32768, 131072)
 TIMED = (1024, 2048, 4096, 8192)
 
@@ -35,15 +36,11 @@ def call(words):
 def measure(build, model, text, window, threads):
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True, cwd=HERE)
     data = {"date": str(date.today()), "commit": commit.stdout.strip(), "model": Path(model).name, "window": window,
-            "divergence": [], "decode": []}
-    for budget in (b for b in BUDGETS if b < window):
-        out = call([build / "millrace", "perplexity", model, "-f", text, "--ctx", window, "--kv-type", "f32", "--kl", "--json",
-                    "--threads", threads, "--attention", "sparse", "--attention-budget", budget])
-        data["divergence"].append({"budget": budget, "mean": out["kl"]["mean"], "p99": out["kl"]["p99"],
-                                   "top1": out["kl"]["top1_agreement"], "perplexity_ratio": out["kl"]["perplexity_ratio"],
-                                   "tokens": out["kl"]["tokens"]})
+            "decode": []}
+    data["divergence"] = call([build / "sparse_divergence_bench", model, text, "--window", window, "--threads", threads,
+                               "--budgets", ",".join(str(b) for b in BUDGETS if b < window)])["divergence"]
     for context in CONTEXTS:
-        data["decode"].append(call([build / "bench/sparse_attention_bench", "--context", context, "--threads", threads,
+        data["decode"].append(call([build / "sparse_attention_bench", "--context", context, "--threads", threads,
                                     "--budgets", ",".join(map(str, TIMED))]))
     DATA.write_text(json.dumps(data, indent=1) + "\n")
 
