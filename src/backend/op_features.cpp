@@ -35,6 +35,7 @@ constexpr const char* kNames[] = {"LayerNorm",
                                   "attention beside a state",
                                   "a decay of each channel",
                                   "a token shift"};
+static_assert(static_cast<int>(OpFeature::kCount) <= 32, "OpFeatures has a bit for each, in 32");
 static_assert(sizeof(kNames) / sizeof(*kNames) == static_cast<size_t>(OpFeature::kCount));
 
 }  // namespace
