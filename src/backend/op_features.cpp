@@ -41,6 +41,7 @@ constexpr const char* kNames[] = {"LayerNorm",
                                   "inputs of layers",
                                   "norms of experts",
                                   "sparse attention"};
+static_assert(static_cast<int>(OpFeature::kCount) <= 64, "OpFeatures has a bit for each, in 64");
 static_assert(sizeof(kNames) / sizeof(*kNames) == static_cast<size_t>(OpFeature::kCount));
 
 }  // namespace

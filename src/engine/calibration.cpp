@@ -63,6 +63,12 @@ class InputObserver final : public ForwardingExecutor {
   void layer_inputs(const LayerInputs&) override { refuse("layers with inputs"); }
   void end_layer(const EndLayer&) override { refuse("layers with inputs or scales"); }
 
+  void time_mix(const TimeMix&) override {
+    throw_error(ErrorCode::kUnsupported,
+                "{}: the inputs of a time mix's matrices are not measured; name a type",
+                config_.architecture);
+  }
+
   void project_add(const Projection& op) override {
     add({"attn_output.weight"}, inner().read_slot(Slot::kAttention),
         static_cast<int64_t>(config_.heads) * config_.head_dim);

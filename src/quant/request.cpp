@@ -12,7 +12,7 @@ double bits_per_weight(DType type) {
 
 // RWKV's token shift and products of low rank (time_mix_w1.weight): small, and they decide what is forgotten.
 static bool is_rwkv_low_rank(std::string_view name) {
-  constexpr std::string_view kMix = ".time_mix_";
+  constexpr std::string_view kMix = "time_mix_";
   const size_t at = name.find(kMix);
   if (at == std::string_view::npos) return false;
   const std::string_view rest = name.substr(at + kMix.size());
