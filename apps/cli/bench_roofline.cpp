@@ -48,9 +48,24 @@ class MeteredExecutor final : public ForwardingExecutor {
     const Weight& table = *op.table;
     meter_->at(Op::kEmbed).bytes += stored(table).bytes / static_cast<double>(table.rows) * tokens_;
   }
+  void layer_inputs(const LayerInputs& op) override {  // counted with the embedding
+    time(Op::kEmbed, [&] { inner().layer_inputs(op); });
+    const Weight& table = *op.table;
+    meter_->at(Op::kEmbed).bytes += stored(table).bytes / static_cast<double>(table.rows) * tokens_;
+    add(Op::kEmbed, op.projection, tokens_);
+  }
+  void end_layer(const EndLayer& op) override {  // counted with the feed-forward layer
+    time(Op::kFfn, [&] { inner().end_layer(op); });
+    for (const Linear* linear : {&op.gate, &op.projection}) {
+      if (linear->weight != nullptr) add(Op::kFfn, *linear, tokens_);
+    }
+  }
   void norm_qkv(const NormQkv& op) override {
     time(Op::kNormQkv, [&] { inner().norm_qkv(op); });
-    for (const Linear* linear : {&op.q, &op.k, &op.v}) add(Op::kNormQkv, *linear, tokens_);
+    add(Op::kNormQkv, op.q, tokens_);
+    if (op.k.weight == nullptr) return;  // another layer's
+    add(Op::kNormQkv, op.k, tokens_);
+    if (op.v.weight != op.k.weight) add(Op::kNormQkv, op.v, tokens_);
   }
   void norm_latent_qkv(const NormLatentQkv& op) override {
     time(Op::kNormQkv, [&] { inner().norm_latent_qkv(op); });
@@ -60,7 +75,7 @@ class MeteredExecutor final : public ForwardingExecutor {
   }
   void rope_append_kv(const Rope& op) override {
     time(Op::kRopeAppend, [&] { inner().rope_append_kv(op); });
-    meter_->at(Op::kRopeAppend).bytes += tokens_ * kv_bytes_per_token();
+    if (op.appends) meter_->at(Op::kRopeAppend).bytes += tokens_ * kv_bytes_per_token(op.layer);
   }
   void attend(const Attend& op) override {
     time(Op::kAttend, [&] { inner().attend(op); });
@@ -77,8 +92,9 @@ class MeteredExecutor final : public ForwardingExecutor {
         first = std::min<double>(first, position + 1 - seen);
       }
       double& operations = spec.kv_type == DType::kQ8_0 ? totals.int8_ops : totals.float_ops;
-      operations += 4.0 * pairs * spec.heads * spec.head_dim;
-      totals.bytes += (s.context_len + s.num_tokens - first) * kv_bytes_per_token();
+      const int group = spec.layers[static_cast<size_t>(op.layer)].group;
+      operations += 4.0 * pairs * spec.heads * spec.head_dim_of(group);
+      totals.bytes += (s.context_len + s.num_tokens - first) * kv_bytes_per_token(op.layer);
     }
   }
   void project_add(const Projection& op) override {
@@ -151,10 +167,11 @@ class MeteredExecutor final : public ForwardingExecutor {
     totals.*s.operations += 2.0 * static_cast<double>(w.rows * w.cols) * tokens_ * chosen_;
   }
 
-  double kv_bytes_per_token() const {
+  double kv_bytes_per_token(int layer) const {
     const ExecutorSpec& spec = meter_->runtime().spec();
-    return static_cast<double>(spec.kv_parts() * spec.kv_heads) *
-           static_cast<double>(kv_head_bytes(spec.kv_type, spec.head_dim));
+    const int group = spec.layers[static_cast<size_t>(layer)].group;
+    return static_cast<double>(spec.kv_parts() * spec.kv_heads_of(group)) *
+           static_cast<double>(kv_head_bytes(spec.kv_type, spec.head_dim_of(group)));
   }
 
   std::shared_ptr<OpMeter> meter_;

@@ -113,6 +113,7 @@ class Gemma4 final : public Architecture {
     keys.size("attention.shared_kv_layers",
               c.kv_source.empty() ? 0 : c.layers - static_cast<int64_t>(c.own.at("first_shared")));
     keys.size("embedding_length_per_layer_input", c.layer_input);
+    keys.flag("attention.values_are_keys", c.own.at("values_are_keys") != 0.0f);
     if (c.logit_softcap != 0.0f) keys.real("final_logit_softcapping", c.logit_softcap);
     if (c.experts > 0) write_experts(keys);
   }
@@ -396,11 +397,10 @@ class Gemma4 final : public Architecture {
     c.own["ffn"] = static_cast<float>(usual);
     c.own["shared_ffn"] = static_cast<float>(shared);
     c.ffn = std::max(usual, shared);
-    const int32_t full = first_layer(c, true);
-    const bool as_keys =
-        reader.is_gguf()
-            ? reader.checkpoint().find_tensor(fmt::format("blk.{}.attn_v.weight", full)) == nullptr
-            : reader.flag_or("", "attention_k_eq_v", false);
+    // llama.cpp's files have no such key: their tensors show it.
+    const std::string values = fmt::format("blk.{}.attn_v.weight", first_layer(c, true));
+    const bool shown = reader.is_gguf() && reader.checkpoint().find_tensor(values) == nullptr;
+    const bool as_keys = reader.flag_or("attention.values_are_keys", "attention_k_eq_v", shown);
     c.own["values_are_keys"] = as_keys ? 1.0f : 0.0f;
   }
 
