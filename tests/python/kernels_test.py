@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = ROOT / "tests" / "python"
 REQUIREMENTS = HERE / "kernels_requirements.txt"
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-PARTS = ("contents", "torch", "lowbit", "transformers", "jax", "arrays", "documents", "examples")
+PARTS = ("contents", "torch", "training", "lowbit", "transformers", "jax", "arrays", "documents", "examples")
 WHEEL_LIMIT = 30 << 20  # bytes
 # What a library of the wheel may need from outside: the C and C++ runtimes, and torch's own where it is torch's.
 SYSTEM = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2",
