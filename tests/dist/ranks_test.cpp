@@ -351,10 +351,13 @@ TEST(Ranks, EveryTypeOfCache) {
 }
 
 // Requests that come, share prompts, are swapped out to RAM and computed again: the answers of each alone.
-void expect_random_schedules(int tensor_parallel, int pipeline_parallel) {
+void expect_random_schedules(int tensor_parallel, int pipeline_parallel, bool whole_experts = false) {
   std::mt19937 random(28);
   const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
-  for (const std::string& model : {test::kLlamaModel, test::kWindowModel}) {
+  const std::vector<std::string> by_rows = {test::kLlamaModel, test::kWindowModel};
+  // The second has layers with a state: every rank has all of its blocks.
+  const std::vector<std::string> by_experts = {test::kWindowModel, test::kStateModel};
+  for (const std::string& model : whole_experts ? by_experts : by_rows) {
     std::vector<int32_t> document;
     for (int i = 0; i < 60; ++i) document.push_back(pick(3, 249));
     std::vector<Request> requests;
@@ -378,6 +381,7 @@ void expect_random_schedules(int tensor_parallel, int pipeline_parallel) {
     }
     const int ranks = tensor_parallel * pipeline_parallel;
     EngineOptions options = options_for(model, tensor_parallel);
+    options.expert_parallel = whole_experts;
     options.pipeline_parallel = pipeline_parallel;
     options.context = 128;
     options.max_running = 8;
@@ -385,7 +389,7 @@ void expect_random_schedules(int tensor_parallel, int pipeline_parallel) {
     options.ram_tier_bytes = size_t{1} << 20;
     with_ranks(ranks, {options}, [&](std::shared_ptr<dist::Communicator> group) {
       const auto change = [&](RuntimeSetup& setup) { setup.group = group; };
-      const size_t groups = model == test::kWindowModel ? 2 : 1;
+      const size_t groups = model == test::kLlamaModel ? 1 : 2;
       test::Harness harness(options, std::vector<int32_t>(groups, 20), nullptr, change);
       group.reset();
       size_t next = 0;
@@ -437,6 +441,7 @@ TEST(Ranks, DrawnTokensMoveCandidates) {
 }
 
 TEST(Ranks, RandomSchedulesOverThreeRanks) { expect_random_schedules(3, 1); }
+TEST(ExpertParallel, RandomSchedulesOverTwoRanks) { expect_random_schedules(2, 1, true); }
 TEST(Ranks, RandomSchedulesOverTwoStages) { expect_random_schedules(1, 2); }
 
 // What encoders make of a text, over ranks that share rows.
