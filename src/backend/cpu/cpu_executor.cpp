@@ -490,49 +490,8 @@ void CpuExecutor::rope_append_kv(const Rope& op) {
     summarize_full_pages(context(), work_->attention_plan, append.kv, summaries_at(place));
   }
   if (over_ranks_ == nullptr) return;
-  over_ranks_->share_kv(pool_, place.group, append.kv, spec_.kv_heads, spec_.head_dim,
-                        work_->key, work_->value);
-}
-
-// Behind the keys and values of the last layer rows without logits are of no use, if nobody reads hidden
-// states: 3% of a prompt of gpt-oss.
-bool CpuExecutor::leaves_rows_out(int layer) const {
-  return batch_.only_logits && layer + 1 == std::ssize(spec_.layers) && spec_.beside.empty() &&
-         std::ssize(batch_.logit_rows) < rows_;
-}
-
-// They become the rows of the step. They ascend: none is overwritten before it is copied.
-void CpuExecutor::keep_logit_rows(int64_t attended_cols) {
-  const auto keep = [](float* values, int64_t cols, int64_t from, int64_t to) {
-    if (from != to) std::copy_n(values + from * cols, cols, values + to * cols);
-  };
-  rows_ = std::ssize(batch_.logit_rows);
-  for (int64_t i = 0; i < rows_; ++i) {
-    keep(work_->residual, spec_.hidden, batch_.logit_rows[i], i);
-    keep(work_->attention, attended_cols, batch_.logit_rows[i], i);
-    if (spec_.layer_input > 0) keep(work_->layer_inputs, work_->layer_input_cols, batch_.logit_rows[i], i);
-  }
-  batch_.logit_rows = {kept_rows_.data(), static_cast<size_t>(rows_)};
-  row_adapters_ = logit_adapters_;
-}
-
-void CpuExecutor::attend(const Attend& op) {
-  const bool leaves_out = leaves_rows_out(op.layer);
-  const int group = spec_.layers[static_cast<size_t>(op.layer)].group;
-  AttentionPlan& plan = work_->plan_of(group);
-  if (leaves_out) plan.keep_rows(batch_.logit_rows);
-  if (deep_) prefetch_order_.resume(pool_);
-  const bool computes = part_ == nullptr || part_->has_heads();
-  if (computes) {
-    if (over_ranks_ != nullptr && over_ranks_->is_spread(group)) {
-      const bool last = batch_.only_logits && op.layer + 1 == std::ssize(spec_.layers);
-      over_ranks_->attend(context(), work_->attention_plan, group, attention_of(op), last);
-    } else {
-      attend_pages(op);
-    }
-    if (op.gated) gate_attention();
-  }
-  if (leaves_out) keep_logit_rows(int64_t{spec_.heads} * spec_.head_dim_of(group));
+  over_ranks_->share_kv(pool_, place.group, append.kv, spec_.kv_heads, spec_.head_dim, work_->key,
+                        work_->value);
 }
 
 // ---------------------------------------------------------------- layers with a state
