@@ -83,7 +83,8 @@ constexpr int64_t kChunkRows = 1024, kChunkVocab = 4096;
 
 int64_t chunk_or(int64_t given, int64_t usual, int64_t all, const char* name) {
   require_range(given, 0, kMaxCount, name);
-  return std::max<int64_t>(1, std::min(given == 0 ? usual : given, all));
+  const int64_t blocks = ((given == 0 ? usual : given) + MR_CROSS_ENTROPY_BLOCK - 1) / MR_CROSS_ENTROPY_BLOCK;
+  return std::max<int64_t>(1, std::min(blocks * MR_CROSS_ENTROPY_BLOCK, all));
 }
 
 mr_linear_cross_entropy_backward_args checked(const mr_linear_cross_entropy_backward_args& given) {

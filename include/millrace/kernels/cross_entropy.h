@@ -65,18 +65,21 @@ MR_API mr_status mr_linear_cross_entropy(mr_device* device, const mr_linear_cros
  *     dhidden = dlogits W        dweight = dlogits^T hidden
  * dlogits and sums are float32, whatever the arrays are, and a result is rounded once. Its bits do not depend
  * on the chunks. On a CPU; a GPU has no kernel for it. */
+#define MR_CROSS_ENTROPY_BLOCK 256 /* rows and classes whose sums are taken apart and then added in order */
 typedef struct mr_linear_cross_entropy_backward_args {
   int64_t rows, vocab, in;
   mr_rows hidden;         /* [rows, in] */
   mr_rows weight;         /* [vocab, in] */
   const int32_t* targets; /* [rows] */
   int32_t ignore_index;
-  const float* lse;                /* [rows], of mr_linear_cross_entropy */
-  const float* dloss;              /* [rows] */
-  mr_rows dhidden;                 /* [rows, in], or none */
-  mr_rows dweight;                 /* [vocab, in], or none */
-  int32_t accumulate;              /* 1: dweight += */
-  int64_t chunk_rows, chunk_vocab; /* logits that are there at once; 0: 1024 and 4096 */
+  const float* lse;   /* [rows], of mr_linear_cross_entropy */
+  const float* dloss; /* [rows] */
+  mr_rows dhidden;    /* [rows, in], or none */
+  mr_rows dweight;    /* [vocab, in], or none */
+  int32_t accumulate; /* 1: dweight += */
+  /* Logits that are there at once, each rounded up to whole blocks of MR_CROSS_ENTROPY_BLOCK; 0: 1024 and
+   * 4096. */
+  int64_t chunk_rows, chunk_vocab;
 } mr_linear_cross_entropy_backward_args;
 
 MR_API mr_status mr_linear_cross_entropy_backward_workspace_bytes(

@@ -2,9 +2,9 @@
 // dlogits where they lie, and are multiplied into both gradients while the second-level cache or memory still
 // has them. 6 rows vocab in operations and never more than chunk_rows x chunk_vocab logits.
 //
-// Sums over rows and over classes continue where the chunk before left them (dense_gemm_add): one chain for
-// every element of a result, in order, however it was cut. They are kept in float32, in the result itself
-// where it is float32, else in the workspace.
+// Sums over rows and over classes are sums of blocks of 256 (dense_gemm_add), added in order, and chunks are
+// whole blocks: bits do not depend on them, and 200,000 terms lose no more than a thousand. They are kept in
+// float32, in the result itself where it is float32, else in the workspace.
 #include "kernels/cpu/fused/linear_cross_entropy.h"
 
 #include <algorithm>
@@ -14,6 +14,9 @@
 #include "kernels/cpu/matmul/dense_gemm.h"
 
 namespace millrace::cpu {
+
+static_assert(kDenseDepth == MR_CROSS_ENTROPY_BLOCK);
+
 namespace {
 
 using Args = mr_linear_cross_entropy_backward_args;
@@ -56,19 +59,20 @@ struct Chunks {
   const Args& args;
   const Scratch& scratch;
 
-  void multiply(const mr_gemm_args& g, bool add) const {
-    if (add) {
-      dense_gemm_add(ctx, g, scratch.gemm);
-    } else {
-      dense_gemm(ctx, g, scratch.gemm);
+  // c[m, n] += the product; `begin`: c holds nothing yet.
+  void add(const mr_gemm_args& g, bool begin) const {
+    if (begin) {
+      const mr_rows c{g.c, MR_F32, g.ldc};
+      each_row(ctx, g.m, g.n, [&](int64_t r) { fill_zeros(row_at(c, r), g.n); });
     }
+    dense_gemm_add(ctx, g, scratch.gemm);
   }
   // Rows [row, row + rows) and classes [first, first + classes): dlogits, [rows, classes].
   mr_rows dlogits(int64_t row, int64_t rows, int64_t first, int64_t classes) const {
     mr_gemm_args g = product_of(from_row(args.hidden, row), false, from_row(args.weight, first), true,
                                 scratch.logits, classes);
     g.m = rows, g.n = classes, g.k = args.in;
-    multiply(g, false);
+    dense_gemm(ctx, g, scratch.gemm);
     const mr_rows logits{scratch.logits, MR_F32, classes};
     each_part(ctx, rows, classes, [&](int64_t r, int64_t col, int64_t count) {
       const FloatRow part = row_at(logits, r, col);
@@ -84,7 +88,7 @@ struct Chunks {
     mr_gemm_args g = product_of(dlogits, false, from_row(args.weight, first), false,
                                 static_cast<float*>(to.data), to.stride);
     g.m = rows, g.n = args.in, g.k = classes;
-    multiply(g, first > 0);
+    add(g, first == 0);
   }
   // Sums of these classes over the rows so far; `begin`: there are none yet.
   void add_dweight(const mr_rows& dlogits, int64_t row, int64_t rows, const mr_rows& to, int64_t classes,
@@ -92,11 +96,12 @@ struct Chunks {
     mr_gemm_args g =
         product_of(dlogits, true, from_row(args.hidden, row), false, static_cast<float*>(to.data), to.stride);
     g.m = classes, g.n = args.in, g.k = rows;
-    multiply(g, !begin);
+    add(g, begin);
   }
-  void round_rows(const mr_rows& from, const mr_rows& to, int64_t rows, bool add) const {
-    each_row(ctx, rows, args.in,
-             [&](int64_t r) { ctx.kernels.fused.scale(row_at(from, r), args.in, 1.0f, row_at(to, r), add); });
+  void round_rows(const mr_rows& from, const mr_rows& to, int64_t rows, bool onto) const {
+    each_row(ctx, rows, args.in, [&](int64_t r) {
+      ctx.kernels.fused.scale(row_at(from, r), args.in, 1.0f, row_at(to, r), onto);
+    });
   }
 };
 

@@ -16,7 +16,7 @@
 namespace millrace::cpu {
 namespace {
 
-constexpr int64_t kRows = 256, kChunk = 256, kScaledChunk = 128;
+constexpr int64_t kRows = 256, kChunk = kDenseDepth, kScaledChunk = 128;
 
 struct DenseScratch {
   float *a, *b, *sums, *totals, *staging;
@@ -209,13 +209,19 @@ struct Tile {
     std::fill_n(scratch.sums, rows * kDenseLanes, 0.0f);
     if (is_fp8(args.type)) return run_scaled();
     if (args.type == MR_I8) return run_whole_numbers();
-    if (continues) {
-      for (int64_t r = 0; r < rows; ++r)
-        std::copy_n(static_cast<const float*>(args.c) + (row + r) * args.ldc + column, columns,
-                    scratch.sums + r * kDenseLanes);
+    if (continues) return run_on();
+    for (int64_t k = 0; k < args.k; k += kChunk) multiply(k, std::min(kChunk, args.k - k), k > 0);
+  }
+  // c and then the sum of each chunk of k: many thousands of products lose less than in one chain.
+  void run_on() const {
+    for (int64_t r = 0; r < rows; ++r)
+      std::copy_n(static_cast<const float*>(args.c) + (row + r) * args.ldc + column, columns,
+                  scratch.totals + r * kDenseLanes);
+    for (int64_t k = 0; k < args.k; k += kChunk) {
+      multiply(k, std::min(kChunk, args.k - k), false);
+      each([&](int64_t, int64_t, int64_t at) { scratch.totals[at] += scratch.sums[at]; });
     }
-    for (int64_t k = 0; k < args.k; k += kChunk)
-      multiply(k, std::min(kChunk, args.k - k), k > 0 || continues);
+    each([&](int64_t, int64_t, int64_t at) { scratch.sums[at] = scratch.totals[at]; });
   }
   void run_scaled() const {
     const Scales of_a = a_scales_of(args), of_b = b_scales_of(args);
