@@ -59,13 +59,14 @@ MR_API mr_status mr_linear_cross_entropy_workspace_bytes(const mr_device* device
 MR_API mr_status mr_linear_cross_entropy(mr_device* device, const mr_linear_cross_entropy_args* args,
                                          void* workspace, size_t workspace_bytes, mr_stream stream);
 
+#define MR_CROSS_ENTROPY_BLOCK 256 /* rows and classes whose sums are taken apart and then added in order */
+
 /* Its gradients for plain matrices, with no logits kept: they are computed again, a chunk of classes and rows
  * at a time, with dlogits[r, v] = dloss[r] * (exp(hidden[r] W[v] - lse[r]) - (v == targets[r])), 0 in rows
  * whose target is ignore_index:
  *     dhidden = dlogits W        dweight = dlogits^T hidden
  * dlogits and sums are float32, whatever the arrays are, and a result is rounded once. Its bits do not depend
  * on the chunks. On a CPU; a GPU has no kernel for it. */
-#define MR_CROSS_ENTROPY_BLOCK 256 /* rows and classes whose sums are taken apart and then added in order */
 typedef struct mr_linear_cross_entropy_backward_args {
   int64_t rows, vocab, in;
   mr_rows hidden;         /* [rows, in] */
