@@ -666,8 +666,14 @@ TEST(Mixture, MatchesReference) {
         pair.write(Slot::kResidual, random_floats(random, static_cast<size_t>(tokens * kHidden), 3.0f));
         const auto weighting = mixed ? Route::Weighting::kSigmoidRenormalized : Route::Weighting::kSigmoid;
         const auto route = [&](const Weight* norm, const Linear& linear, const Weight* choice) {
-          return Route{{norm, 1e-5f},   linear,         kChosen, weighting, 1.7f, grouped ? choice : nullptr,
-                       grouped ? 3 : 1, grouped ? 2 : 1};
+          return Route{.norm = {norm, 1e-5f},
+                       .router = linear,
+                       .experts_per_token = kChosen,
+                       .weighting = weighting,
+                       .scale = 1.7f,
+                       .choice_bias = grouped ? choice : nullptr,
+                       .groups = grouped ? 3 : 1,
+                       .groups_chosen = grouped ? 2 : 1};
         };
         pair.want->route(route(norm_want, router.want, bias_want));
         pair.got->route(route(norm_got, router.got, bias_got));

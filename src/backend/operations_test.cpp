@@ -201,13 +201,13 @@ TEST(Operations, NormsOfQueriesAndKeys) {
         for (const Slot slot : {Slot::kQuery, Slot::kKey, Slot::kValue}) {
           const size_t cols = static_cast<size_t>(kHeadDim) * (slot == Slot::kQuery ? kHeads : kKvHeads);
           compare("qkv " + std::to_string(kind), type, hidden, rows, cols, [&](Executor& e, Weights& w) {
-            e.norm_qkv({w.norm(kind, "norm"),
-                        {w("q")},
-                        {w("k")},
-                        {w("v")},
-                        w.norm(kind, whole ? "whole.q" : "head", !whole),
-                        w.norm(kind, whole ? "whole.k" : "head", !whole),
-                        whole});
+            e.norm_qkv({.norm = w.norm(kind, "norm"),
+                        .q = {w("q")},
+                        .k = {w("k")},
+                        .v = {w("v")},
+                        .q_norm = w.norm(kind, whole ? "whole.q" : "head", !whole),
+                        .k_norm = w.norm(kind, whole ? "whole.k" : "head", !whole),
+                        .norm_whole = whole});
             return e.read_slot(slot);
           });
         }
