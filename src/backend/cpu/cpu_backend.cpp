@@ -45,8 +45,8 @@ class CpuBackend final : public Backend {
     // Over heads that other ranks have.
     missing.add(OpFeature::kNormWhole,
                 group_ != nullptr && !spreads_context() && !shares_->whole_attention());
-    for (const OpFeature feature : {OpFeature::kHeadSizes, OpFeature::kSharedKeys, OpFeature::kLayerInputs,
-                                    OpFeature::kExpertNorms}) {
+    for (const OpFeature feature :
+         {OpFeature::kHeadSizes, OpFeature::kSharedKeys, OpFeature::kLayerInputs, OpFeature::kExpertNorms}) {
       missing.add(feature, shares_ != nullptr || spreads_context());
     }
     // What a token sees behind it, or keeps beside keys and values, is not spread.

@@ -26,10 +26,10 @@ AttentionShape attention_shape(const ExecutorSpec& spec) {
   const bool latent = spec.latent.rank > 0;
   bool over_ranks = false;
   for (const KvGroupSpec& group : spec.kv_groups) over_ranks |= group.shelves > 1;
-  return {spec.heads,         latent ? groups_of(spec.heads) : spec.kv_heads,
-          spec.head_dim,      spec.max_tokens,
-          spec.max_context,   latent,
-          over_ranks,         spec.page_summaries};
+  return {spec.heads,       latent ? groups_of(spec.heads) : spec.kv_heads,
+          spec.head_dim,    spec.max_tokens,
+          spec.max_context, latent,
+          over_ranks,       spec.page_summaries};
 }
 
 }  // namespace
