@@ -4,6 +4,8 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <new>
 
 #include "base/error.h"
@@ -139,7 +141,14 @@ size_t ModelSet::committed() const {
   return bytes;
 }
 
+// A client that has its answer may ask for another model before the lease behind the answer has ended.
+constexpr std::chrono::seconds kLeaseEnds{1};
+
 ModelPlan ModelSet::make_room(const Slot& slot) {
+  const auto until = std::chrono::steady_clock::now() + kLeaseEnds;
+  const auto some_lease_ends = [&](std::unique_lock<std::mutex>& lock) {
+    return !stopping_ && news_.wait_until(lock, until) == std::cv_status::no_timeout;
+  };
   const auto loaded = [](const std::unique_ptr<Slot>& s) { return s->model != nullptr; };
   while (true) {
     std::unique_lock lock(mutex_);
@@ -147,7 +156,8 @@ ModelPlan ModelSet::make_room(const Slot& slot) {
     if (options_.max_models > 0 && count >= options_.max_models) {
       const std::string why =
           fmt::format("{} may be loaded at the same time (--max-models)", options_.max_models);
-      if (!unload_oldest(lock, [](const Slot&) { return true; })) throw busy_error(slot.spec, why);
+      if (!unload_oldest(lock, [](const Slot&) { return true; }) && !some_lease_ends(lock))
+        throw busy_error(slot.spec, why);
       continue;
     }
     const size_t taken = committed();
@@ -164,6 +174,7 @@ ModelPlan ModelSet::make_room(const Slot& slot) {
     const bool in_use = std::any_of(slots_.begin(), slots_.end(), [&](const std::unique_ptr<Slot>& s) {
       return s->model && !s->spec.keep && helps(*s);
     });
+    if (in_use && some_lease_ends(lock)) continue;
     if (in_use) throw busy_error(slot.spec, plan.does_not_fit);
     // Alone it may try: what is mapped and not in memory is read from the file again.
     if (taken == 0 && !plan.short_of_device && options_.memory_bytes == 0) {

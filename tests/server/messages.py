@@ -197,7 +197,7 @@ class AnthropicClient(SharedServer):
         self.assertIn("maximum context length is 2048 tokens", message)
         image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
         for options, word in (
-                ({"messages": [{"role": "user", "content": [image]}]}, "messages[0].content[0].type"),
+                ({"messages": [{"role": "user", "content": [image]}]}, "images"),
                 ({"messages": [*MESSAGES, {"role": "assistant", "content": "Re"}]}, "messages"),
                 ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]}, "tool_use_id"),
                 ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
