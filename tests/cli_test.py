@@ -165,6 +165,9 @@ class Run(CliTest):
     def test_devices_agree(self):
         for name, model in self.models.items():
             with self.subTest(name):
+                if name == "gemma4":  # its scores are not scaled: with random weights softmax is as steep as a choice
+                    model = self.path / "bf16.gguf"
+                    self.good("synth", "tiny-gemma4", model, "--type", "bf16")
                 tokens = ",".join(str(i * 7 % 600) for i in range(40))
                 for device in ("cpu", "reference"):
                     self.good("logits", model, "--tokens", tokens, "--device", device, "--out", self.path / f"{device}.npy")
