@@ -100,8 +100,9 @@ class CpuBackend final : public Backend {
       throw_error(ErrorCode::kUnsupported,
                   "KV cache type int8: a latent cache has f32, f16, bf16 or fp8 (f8_e4m3)");
     }
-    for (int g = 0; g < static_cast<int>(spec.kv_groups.size()); ++g) {
-      const int32_t dim = spec.head_dim_of(g);
+    std::vector<int32_t> head_dims = {spec.head_dim};
+    for (int g = 0; g < std::ssize(spec.kv_groups); ++g) head_dims.push_back(spec.head_dim_of(g));
+    for (const int32_t dim : head_dims) {
       if (spec.kv_type != DType::kQ8_0 || dim % kKvScaleDims == 0) continue;
       throw_error(ErrorCode::kUnsupported,
                   "KV cache type int8: heads of {} dimensions, expected a multiple of {}", dim, kKvScaleDims);

@@ -694,7 +694,7 @@ void CpuExecutor::run_experts(const Experts& op, float* to) {
   GateUp gate_up = gate_up_of(op.gate, op.up, op.activation);
   gate_up.alpha = op.alpha;
   gate_up.limit = op.limit;
-  if (part_ != nullptr && part_->whole_experts()) return whole_experts_add(op, gate_up, moe);
+  if (part_ != nullptr && part_->whole_experts()) return whole_experts_add(op, gate_up, moe, to);
   InnerExchange exchange;
   if (part_ != nullptr) {
     exchange = {part_->inner(), [&](int64_t rows) {

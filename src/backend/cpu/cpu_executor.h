@@ -111,7 +111,7 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   void shared_expert_add(const Experts& op);
   void normed_experts_add(const Experts& op);
   void run_experts(const Experts& op, float* to);
-  void whole_experts_add(const Experts& op, const GateUp& gate_up, MoeWorkspace& moe);
+  void whole_experts_add(const Experts& op, const GateUp& gate_up, MoeWorkspace& moe, float* to);
   void scale_routing(float scale);
   void split_gates();
   void multiply_behind(const NormMix& op, int64_t to, int64_t cols);

@@ -6,7 +6,7 @@
 namespace millrace::cpu {
 
 // Of this rank's experts all rows, which everybody has; then their outputs to whoever adds them up.
-void CpuExecutor::whole_experts_add(const Experts& op, const GateUp& gate_up, MoeWorkspace& moe) {
+void CpuExecutor::whole_experts_add(const Experts& op, const GateUp& gate_up, MoeWorkspace& moe, float* to) {
   const int64_t k = spec_.experts_per_token;
   part_->sort_pairs(work_->chosen, rows_ * k, spec_.experts);
   if (part_->has_pairs()) {
@@ -18,8 +18,7 @@ void CpuExecutor::whole_experts_add(const Experts& op, const GateUp& gate_up, Mo
   part_->add_experts(context(),
                      {work_->expert_out, moe.order.sorted_row, part_->own_chosen(),
                       op.weigh_input ? nullptr : work_->chosen_weight, linear_of(op.down).bias, spec_.hidden},
-                     rows_, k, work_->residual + first_column());
-  share_columns(work_->residual);
+                     rows_, k, to + first_column());
   normed_formats_ = {};  // tiles of sorted rows may have taken their memory
 }
 
