@@ -3,16 +3,18 @@
 
   bench/sparse_attention.py                            print the tables (docs/kernels/sparse_attention.md has them)
   bench/sparse_attention.py --plots DIR                also draw sparse-light.svg and sparse-dark.svg there
-  bench/sparse_attention.py --measure BUILD MODEL TEXT measure again and write bench/sparse_attention.json; BUILD is a
-                                                       folder with both programs
+  bench/sparse_attention.py --divergence MILLRACE MODEL TEXT    measure the first again
+  bench/sparse_attention.py --decode PROGRAM                   measure the second, by sparse_attention_bench
 
-Divergence: KL(full || sparse) in nats per token of one window of the text, cache in f32, by sparse_divergence_bench.
-Time: one layer's attention of one token over random keys in bf16, 32 heads of 128 on 8 KV heads, the median,
-by sparse_attention_bench.
+Divergence: KL(full || sparse) in nats per token of one window of the text, cache in f32, by millrace perplexity.
+Time: one layer's attention of one token over random keys in bf16, 32 heads of 128 on 8 KV heads, the median.
+Both are kept in bench/sparse_attention.json.
 """
 
 import argparse
 import json
+import os
+import platform
 import subprocess
 import sys
 from datetime import date
@@ -33,16 +35,27 @@ def call(words):
     return json.loads(subprocess.run([str(w) for w in words], check=True, capture_output=True, text=True).stdout)
 
 
-def measure(build, model, text, window, threads):
+def origin():
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True, cwd=HERE)
-    data = {"date": str(date.today()), "commit": commit.stdout.strip(), "model": Path(model).name, "window": window,
-            "decode": []}
-    data["divergence"] = call([build / "sparse_divergence_bench", model, text, "--window", window, "--threads", threads,
-                               "--budgets", ",".join(str(b) for b in BUDGETS if b < window)])["divergence"]
-    for context in CONTEXTS:
-        data["decode"].append(call([build / "sparse_attention_bench", "--context", context, "--threads", threads,
-                                    "--budgets", ",".join(map(str, TIMED))]))
-    DATA.write_text(json.dumps(data, indent=1) + "\n")
+    return {"date": str(date.today()), "commit": commit.stdout.strip(), "machine": platform.machine(),
+            "processors": os.cpu_count()}
+
+
+def measure_divergence(program, model, text, window, threads):
+    data = {**origin(), "model": Path(model).name, "window": window, "budgets": []}
+    for budget in (b for b in BUDGETS if b < window):
+        out = call([program, "perplexity", model, "-f", text, "--ctx", window, "--kv-type", "f32", "--kl", "--json",
+                    "--threads", threads, "--attention", "sparse", "--attention-budget", budget])
+        kl = out["kl"]
+        data["budgets"].append({"budget": budget, "mean": kl["mean"], "p99": kl["p99"], "top1": kl["top1_agreement"],
+                                "perplexity_ratio": kl["perplexity_ratio"], "tokens": kl["tokens"]})
+    return data
+
+
+def measure_decode(program, threads):
+    runs = [call([program, "--context", context, "--threads", threads, "--budgets", ",".join(map(str, TIMED))])
+            for context in CONTEXTS]
+    return {**origin(), "runs": runs}
 
 
 def full_time(run):
@@ -52,14 +65,14 @@ def full_time(run):
 
 def tables(data):
     lines = []
-    if data["divergence"]:
+    if data["divergence"]["budgets"]:
         lines += ["| budget | KL mean, nats | 99% of tokens at most | same likeliest token | perplexity |", "|---|---|---|---|---|"]
         lines += [f"| {d['budget']:,} | {d['mean']:.4f} | {d['p99']:.3f} | {100 * d['top1']:.1f}% | "
-                  f"{100 * (d['perplexity_ratio'] - 1):+.1f}% |" for d in data["divergence"]]
-    if data["decode"]:
-        budgets = list(data["decode"][0]["sparse_us"])
+                  f"{100 * (d['perplexity_ratio'] - 1):+.1f}% |" for d in data["divergence"]["budgets"]]
+    if data["decode"]["runs"]:
+        budgets = list(data["decode"]["runs"][0]["sparse_us"])
         lines += ["", f"| context | full | {' | '.join(f'budget {int(b):,}' for b in budgets)} |", "|---|---|" + "---|" * len(budgets)]
-        for run in data["decode"]:
+        for run in data["decode"]["runs"]:
             full = full_time(run)
             cells = [f"{run['sparse_us'][b] / 1000:.2f} ms, {100 * run['sparse_us'][b] / full:.0f}%" for b in budgets]
             lines.append(f"| {run['context']:,} | {full / 1000:.2f} ms | {' | '.join(cells)} |")
@@ -83,12 +96,14 @@ def bars(title, rows, top, theme):
 
 def draw(data, theme):
     parts, y = [], 40
-    if data["divergence"]:
-        widest = max(d["mean"] for d in data["divergence"])
-        rows = [(f"{d['budget']:,} tokens", d["mean"] / widest, f"{d['mean']:.4f} nats") for d in data["divergence"]]
-        more, y = bars(f"Divergence from full attention, {data['model']}, {data['window']:,} tokens", rows, y, theme)
+    divergence = data["divergence"]
+    if divergence["budgets"]:
+        widest = max(d["mean"] for d in divergence["budgets"])
+        rows = [(f"budget {d['budget']:,}", d["mean"] / widest, f"{d['mean']:.4f} nats") for d in divergence["budgets"]]
+        title = f"Divergence from full attention, {divergence['model']}, {divergence['window']:,} tokens"
+        more, y = bars(title, rows, y, theme)
         parts += more
-    for run in data["decode"]:
+    for run in data["decode"]["runs"]:
         full = full_time(run)
         rows = [("full", 1.0, f"{full / 1000:.2f} ms")]
         rows += [(f"budget {int(b):,}", us / full, f"{us / 1000:.2f} ms") for b, us in run["sparse_us"].items()]
@@ -102,13 +117,17 @@ def draw(data, theme):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plots", type=Path)
-    parser.add_argument("--measure", nargs=3, metavar=("BUILD", "MODEL", "TEXT"))
+    parser.add_argument("--divergence", nargs=3, metavar=("MILLRACE", "MODEL", "TEXT"))
+    parser.add_argument("--decode", metavar="PROGRAM")
     parser.add_argument("--window", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=0)
     options = parser.parse_args()
-    if options.measure:
-        measure(Path(options.measure[0]), *options.measure[1:], options.window, options.threads)
     data = json.loads(DATA.read_text())
+    if options.divergence:
+        data["divergence"] = measure_divergence(*options.divergence, options.window, options.threads)
+    if options.decode:
+        data["decode"] = measure_decode(options.decode, options.threads)
+    DATA.write_text(json.dumps(data, indent=1) + "\n")
     print("\n".join(tables(data)))
     if options.plots:
         for name, theme in THEMES.items():
