@@ -38,11 +38,11 @@ ASAN_TARGETS = ("base_test", "tensor_test", "kernels_*_test", "quant_test", "io_
 # ... without what measures time, and what compares every kernel with the reference in double, which dev does: SameBits
 # runs every kernel of every type too.
 CONFORMANCE = "*/scalar_*:*/neon_*:*/avx*:*/amx*:Attention.*:LatentAttention.*:SameBitsDecode.*:InstructionCount.*"
-ASAN_FILTER = f"-*Golden*:*Linear*:*Speed*:*Runaways*:Load.*:Trace.*:{CONFORMANCE}"
+ASAN_FILTER = f"-*Golden*:*IsLinear*:*Speed*:*Runaways*:Load.*:Trace.*:{CONFORMANCE}"
 # Everything with threads: the pool, the tiers of the cache, masks, and the whole engine.
 TSAN_TARGETS = ("base_test", "kv_test", "sched_test", "grammar_test", "engine_test")
 # ... without what measures time, and the long ones of a single thread.
-TSAN_FILTER = "-*Speed*:*Linear*:Load.*:Trace.*:InstructionCount.*:Allocation.*:Json*:Heap.*:Evictor.*"
+TSAN_FILTER = "-*Speed*:*IsLinear*:Load.*:Trace.*:InstructionCount.*:Allocation.*:Json*:Heap.*:Evictor.*"
 # Random schedules of the engine under a sanitizer: so many of each of the 40 engines, where dev has 25.
 FEWER_SCHEDULES = {"MILLRACE_TEST_SCHEDULES": "1"}
 # What depends on the instruction set, run under qemu on the other architecture.
@@ -51,7 +51,7 @@ CROSS_TARGETS = ("base_test", "tensor_test", "kernels_*_test", "quant_test", "ba
 # what a cut comes to in a kernel. What has the bits of `scalar` is as near, and sees as much, as `scalar` does.
 # qemu does not pass on what reads pages ahead (madvise). JSON is text, and its time is not qemu's. What the C API calls
 # are the kernels of backend_test.
-CROSS_FILTER = (f"-{CONFORMANCE}:Json*:*Linear*:SameBits.HoweverManyThreads:SameBits.HoweverThePromptIsCut:SameBits.WhicheverRowsAreRead:"
+CROSS_FILTER = (f"-{CONFORMANCE}:Json*:*IsLinear*:SameBits.HoweverManyThreads:SameBits.HoweverThePromptIsCut:SameBits.WhicheverRowsAreRead:"
                 f"Int8Cache.IsNear*:Int8Cache.DoesNotSee*:Int8Cache.Shows*:LongContext.*:Blocks.*:"
                 f"BufferPool.*:ReadBefore.BringsIn*:SparseAttention.HasTheSameBits*:Operations.NormsOfQueriesAndKeys:"
                 f"MrMatmul.Is*:MrAttention.Is*:MrMoe.*")
