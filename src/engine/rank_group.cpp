@@ -74,7 +74,7 @@ void check_context(const ModelConfig& config) {
 
 dist::Shares shares_of(const EngineOptions& options, int rank, const io::Checkpoint& checkpoint,
                        const ModelConfig& config) {
-  const dist::Shares shares = cut_of(options, rank);
+  dist::Shares shares = cut_of(options, rank);
   if (!options.expert_parallel || can_share_rows(checkpoint, config)) return shares;
   return shares.with_whole_attention();
 }
