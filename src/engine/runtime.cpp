@@ -77,10 +77,11 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
     check_stages(config, options);
     if (options.tensor_parallel > 1 && !options.expert_parallel &&
         !can_share_rows(r->checkpoint_, config)) {  // before they start
-      throw_error(ErrorCode::kUnsupported,
-                  "{}: {} is not to be shared by rows, expected one process, or --pipeline-parallel where layers "
-                  "do not read one another",
-                  options.model, config.architecture);
+      throw_error(
+          ErrorCode::kUnsupported,
+          "{}: {} is not to be shared by rows, expected one process, or --pipeline-parallel where layers "
+          "do not read one another",
+          options.model, config.architecture);
     }
     // Memory is planned for the whole where all ranks are here, else for the first one's part.
     if (!ranks_are_here(options)) {
