@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "engine/runtime.h"
 #include "golden_reader.h"
+#include "io/test_files.h"
 #include "millrace/engine.h"
 
 namespace millrace {
@@ -207,19 +208,13 @@ TEST_F(AdapterEngine, AnUnknownNameIsRefused) {
 
 class AdapterRefused : public testing::Test {
  protected:
-  AdapterRefused() : folder_(fs::temp_directory_path() / fs::path("millrace_adapter_test")) {
-    fs::remove_all(folder_);
-    fs::copy(kAdapters + "llama3/peft", folder_, fs::copy_options::recursive);
-  }
-  ~AdapterRefused() override { fs::remove_all(folder_); }
-  AdapterRefused(const AdapterRefused&) = delete;
-  AdapterRefused& operator=(const AdapterRefused&) = delete;
+  AdapterRefused() { fs::copy(kAdapters + "llama3/peft", folder_.path(), fs::copy_options::recursive); }
 
   std::string error_with(const std::string& key, const nlohmann::json& value) {
     nlohmann::json config = golden::read_json(kAdapters + "llama3/peft/adapter_config.json");
     config[key] = value;
-    std::ofstream(folder_ / "adapter_config.json") << config;
-    return error_of(golden::kRoot + "models/llama3/hf", folder_.string());
+    folder_.write("adapter_config.json", config.dump());
+    return error_of(golden::kRoot + "models/llama3/hf", folder_.path());
   }
   static std::string error_of(const std::string& model, const std::string& adapter) {
     try {
@@ -230,7 +225,7 @@ class AdapterRefused : public testing::Test {
     return "";
   }
 
-  fs::path folder_;
+  io::testing::TempDir folder_;
 };
 
 TEST_F(AdapterRefused, WhatPeftWouldDoBesides) {

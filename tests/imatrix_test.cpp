@@ -12,6 +12,7 @@
 #include "engine/input_sums.h"
 #include "engine/runtime.h"
 #include "golden_reader.h"
+#include "io/test_files.h"
 
 namespace millrace {
 namespace {
@@ -89,12 +90,12 @@ TEST(ImatrixFile, BothFormsGiveTheSameWeights) {
 }
 
 TEST(ImatrixFile, WhatIsWrittenIsReadAgain) {
-  const std::string path = (std::filesystem::temp_directory_path() / "millrace_imatrix_test.gguf").string();
+  const io::testing::TempDir folder;
+  const std::string path = folder.path() + "/written.gguf";
   io::ImportanceMatrix matrix = io::read_imatrix(kImatrices + "qwen2moe.gguf");
   matrix.datasets = {"a.txt", "b.txt"};
   io::write_imatrix(path, matrix);
   const io::ImportanceMatrix again = io::read_imatrix(path);
-  std::filesystem::remove(path);
   EXPECT_EQ(again.datasets, matrix.datasets);
   EXPECT_EQ(again.chunk_tokens, matrix.chunk_tokens);
   ASSERT_EQ(again.entries.size(), matrix.entries.size());
@@ -105,22 +106,18 @@ TEST(ImatrixFile, WhatIsWrittenIsReadAgain) {
 }
 
 TEST(ImatrixFile, DamagedOnesAreRefused) {
-  const std::string path = (std::filesystem::temp_directory_path() / "millrace_imatrix_cut.dat").string();
+  const io::testing::TempDir folder;
   std::vector<std::byte> bytes = golden::read_bytes(kImatrices + "llama3.dat");
   const auto write = [&](size_t count) {
-    std::ofstream(path, std::ios::binary)
-        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(count));
+    return folder.write("cut.dat", {reinterpret_cast<const char*>(bytes.data()), count});
   };
   const size_t trailer = 4 + 4 + 6;
   for (size_t cut = 0; cut < bytes.size(); cut += cut < 200 ? 1 : 97) {
     if (cut == bytes.size() - trailer) continue;  // the oldest files end so
-    write(cut);
-    EXPECT_THROW(io::read_imatrix(path), Error) << cut;
+    EXPECT_THROW(io::read_imatrix(write(cut)), Error) << cut;
   }
   bytes[7] = std::byte{0x7f};  // the length of the first name
-  write(bytes.size());
-  EXPECT_THROW(io::read_imatrix(path), Error);
-  std::filesystem::remove(path);
+  EXPECT_THROW(io::read_imatrix(write(bytes.size())), Error);
   EXPECT_THROW(io::read_imatrix(golden::kRoot + "models/llama3/model.gguf"), Error);
 }
 

@@ -14,6 +14,7 @@
 #include "engine/split_model.h"
 #include "golden_reader.h"
 #include "io/imatrix.h"
+#include "io/test_files.h"
 
 namespace millrace {
 namespace {
@@ -262,7 +263,8 @@ TEST(Split, TheMostUsedExpertsAreTheFirstDevices) {
 // Counts come from an importance matrix; where they put experts changes nothing but the last bits.
 TEST(Split, CountsOfAnImportanceMatrixPlaceExperts) {
   const golden::Model model = golden::load_model("gpt-oss-w32");
-  const std::string path = (std::filesystem::path(testing::TempDir()) / "split_counts.gguf").string();
+  const io::testing::TempDir folder;
+  const std::string path = folder.path() + "/counts.gguf";
   io::ImportanceMatrix matrix;
   for (int l = 0; l < 3; ++l) {
     io::ImportanceEntry& entry = matrix.entries[fmt::format("blk.{}.ffn_down_exps.weight", l)];

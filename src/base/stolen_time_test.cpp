@@ -1,6 +1,8 @@
 #include "base/stolen_time.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -12,7 +14,7 @@ namespace {
 class StolenTimeTest : public testing::Test {
  protected:
   void write(const std::string& text) { std::ofstream(path_) << text; }
-  std::string path_ = testing::TempDir() + "stolen_time_stat";
+  std::string path_ = fmt::format("{}/stolen_time_stat_{}", testing::TempDir(), ::getpid());
 };
 
 TEST_F(StolenTimeTest, IsTheShareOfWantedTimeSinceTheLastLook) {
