@@ -109,6 +109,12 @@ endfunction()
 # whose search for leaks takes seconds on ARM. There the program is one test; GTEST_FILTER chooses inside it. The
 # longest program under qemu is two of them, each with half of its tests, for want of another program beside it.
 set(tests_that_compute backend_test kernels_api_test kernels_quant_test kernels_cpu_quant_test)
+# What takes most of a minute to see again, at random or in bulk, what a quicker test sees too: `make check` runs these,
+# `make test` does not.
+set(tests_in_bulk
+    Load.* Trace.* SameBits.RandomSchedules* SameBitsDecode.However* SameBitsDecode.Whatever* SameBitsDecode.AmongManyOthers
+    SmolLm2.ReferenceGivesTheSame64GreedyTokens LatentAttention.ALongContextIsSplit AmxEmulated.*)
+list(JOIN tests_in_bulk ":" tests_in_bulk)
 function(millrace_test name)
   add_executable(${name} ${ARGN})
   target_link_libraries(${name} PRIVATE millrace_flags GTest::gtest GTest::gtest_main)
@@ -131,7 +137,9 @@ function(millrace_test name)
     endforeach()
   else()
     gtest_discover_tests(${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} DISCOVERY_MODE PRE_TEST
-                         DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
+                         DISCOVERY_TIMEOUT 60 TEST_FILTER "-${tests_in_bulk}" PROPERTIES TIMEOUT 600)
+    gtest_discover_tests(${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} DISCOVERY_MODE PRE_TEST TEST_LIST ${name}_IN_BULK
+                         DISCOVERY_TIMEOUT 60 TEST_FILTER "${tests_in_bulk}" PROPERTIES TIMEOUT 600 LABELS check)
   endif()
   add_dependencies(all_tests ${name})
 endfunction()

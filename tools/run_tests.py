@@ -201,7 +201,8 @@ def run_dev(arguments):
 
 
 def run_slow(arguments):
-    """What wants packages and other programs, or takes minutes: real clients, torch, a program built on the headers."""
+    """What wants packages and other programs, or takes minutes: real clients, browsers, torch, a program built on the
+    headers, random schedules of the engine, tests in bulk (cmake/millrace.cmake)."""
     if not build("dev"):
         return FAILED
     build_ahead("slow", arguments)
