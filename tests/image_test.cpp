@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "golden_reader.h"
 #include "image/picture.h"
+#include "image_support.h"
 #include "io/checkpoint.h"
 #include "millrace/engine.h"
 #include "model/vision_tower.h"
@@ -16,23 +17,9 @@
 namespace millrace {
 namespace {
 
-const std::string kFolder = golden::kRoot + "images/";
+using namespace image_testing;
 
-std::shared_ptr<const std::string> file(const std::string& name) {
-  const std::vector<std::byte> bytes = golden::read_bytes(kFolder + name);
-  return std::make_shared<const std::string>(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-}
-
-// Whether this build has libpng and libjpeg-turbo; others say so of every file.
-bool decodes() {
-  try {
-    image::decode(*file("mill.png"));
-    return true;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-    return false;
-  }
-}
+const std::string kFolder = kPictures;
 
 struct Recorded {
   image::Picture picture, resized;
@@ -62,16 +49,6 @@ std::map<std::string, Recorded> recorded() {
     at += entry.rows.size() * sizeof(float);
   }
   return out;
-}
-
-int largest_difference(const image::Picture& a, const image::Picture& b) {
-  EXPECT_EQ(a.width, b.width);
-  EXPECT_EQ(a.height, b.height);
-  EXPECT_EQ(a.rgb.size(), b.rgb.size());
-  int worst = 0;
-  for (size_t i = 0; i < std::min(a.rgb.size(), b.rgb.size()); ++i)
-    worst = std::max(worst, std::abs(int{a.rgb[i]} - int{b.rgb[i]}));
-  return worst;
 }
 
 TEST(Image, FilesAreReadAsPillowReadsThem) {
@@ -126,10 +103,13 @@ TEST(Image, TowersAgreeWithTransformers) {
       const io::Checkpoint checkpoint = io::Checkpoint::open(kFolder + path);
       ASSERT_TRUE(VisionTower::is_in(checkpoint));
       const std::unique_ptr<Backend> backend = make_backend(device, {.threads = 2});
-      VisionTower tower(checkpoint, "gemma3", 32, *backend);
-      EXPECT_EQ(tower.config().tokens, 16);
-      for (const auto& [name, expected] : recorded())
-        EXPECT_LT(golden::relative_error(tower.rows_of(expected.resized.rgb.data()), expected.rows), 1e-5);
+      const std::unique_ptr<VisionTower> tower = VisionTower::open(checkpoint, "gemma3", 32, *backend);
+      const ImageGrid grid = tower->grid_of(1, 1);
+      EXPECT_EQ(grid.tokens, 16);
+      for (const auto& [name, expected] : recorded()) {
+        const std::vector<float> rows = tower->rows_of(expected.resized.rgb.data(), grid);
+        EXPECT_LT(golden::relative_error(rows, expected.rows), 1e-5);
+      }
     }
   }
 }
@@ -146,40 +126,6 @@ std::unique_ptr<Engine> open(const std::string& device, int32_t step_tokens = 0,
   options.max_running = 2;
   options.step_tokens = step_tokens;
   return Engine::create(options);
-}
-
-struct Answer {
-  std::vector<int32_t> tokens;
-  std::vector<std::pair<int32_t, double>> first;  // logprobs
-  Usage usage;
-};
-
-Answer ask(Engine& engine, const nlohmann::json& prompt, bool exchanged = false) {
-  Request request{.tokens = prompt.at("tokens").get<std::vector<int32_t>>()};
-  for (const std::string& name : prompt.at("images").get<std::vector<std::string>>())
-    request.images.push_back(file(!exchanged ? name : name == "square.png" ? "turned.png" : "square.png"));
-  request.max_tokens = static_cast<int32_t>(prompt.at("next").size());
-  request.ignore_end = true;
-  request.sampling.temperature = 0;
-  request.sampling.logprobs = 20;
-  EventStream stream = engine.submit(request);
-  Answer answer;
-  while (std::optional<Event> event = stream.next()) {
-    EXPECT_NE(event->kind, Event::Kind::kFailed) << event->error;
-    if (event->kind != Event::Kind::kToken) answer.usage = event->usage;
-    if (event->kind != Event::Kind::kToken) continue;
-    if (answer.tokens.empty()) answer.first = event->top;
-    answer.tokens.push_back(event->token);
-  }
-  return answer;
-}
-
-double worst_logprob(const Answer& answer, const nlohmann::json& prompt) {
-  std::map<int32_t, double> found(answer.first.begin(), answer.first.end());
-  double worst = 0;
-  for (const nlohmann::json& entry : prompt.at("logprobs"))
-    worst = std::max(worst, std::abs(found[entry.at(0)] - entry.at(1).get<double>()));
-  return worst;
 }
 
 TEST(Image, AnswersAgreeWithTransformers) {

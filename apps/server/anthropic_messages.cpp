@@ -69,9 +69,8 @@ Reply count_message_tokens(Api& api, const HttpRequest& http, const Client& /*cl
   const Fields fields(body);
   const ModelLease model = named_model(fields, api);
   const MessagesInput input = read_messages_input(fields, model->constraints(), 0);
-  const size_t images = read_images(input.conversation, model->info()).size();
-  const size_t tokens = model->format().prompt(input.conversation).size() +
-                        images * static_cast<size_t>(model->info().images.rows);
+  const size_t images = image_tokens(input.conversation, model->engine());
+  const size_t tokens = model->format().prompt(input.conversation).size() + images;
   std::string out;
   JsonWriter(out).begin_object().field("input_tokens", tokens).end_object();
   return {.response = {.body = std::move(out)}};

@@ -46,7 +46,7 @@ std::vector<int32_t> conversation_tokens(const Fields& fields, const ServedModel
   check_messages_may_fit(model.engine(), fields.find("messages"), "messages");
   const chat::Conversation conversation = read_conversation(fields);
   check_conversation_may_fit(model.engine(), conversation, "messages");
-  more = read_images(conversation, model.info()).size() * static_cast<size_t>(model.info().images.rows);
+  more = image_tokens(conversation, model.engine());
   return model.format().prompt(conversation);
 }
 

@@ -131,8 +131,7 @@ Reply count_input_tokens(Api& api, const HttpRequest& http, const Client& client
   JsonWriter(out)
       .begin_object()
       .field("object", "response.input_tokens")
-      .field("input_tokens", tokens.size() + chat::images_of(input.conversation).size() *
-                                                 static_cast<size_t>(model->info().images.rows))
+      .field("input_tokens", tokens.size() + image_tokens(input.conversation, model->engine()))
       .end_object();
   return {.response = {.body = std::move(out)}};
 }

@@ -40,7 +40,6 @@ struct ModelInfo {
   struct Images {
     int32_t token = -1;         // behind it in a prompt an image stands; -1: there can be none
     std::string refusal = {};   // why
-    int32_t rows = 0;           // tokens that one takes in a prompt, beside that one
     std::string written = {};   // what the chat template writes for one, in a place of which
     std::string expanded = {};  // this belongs: the token, and what is around it
   } images = {};
@@ -126,6 +125,9 @@ class Engine {
   // Stops once more than `max_tokens` have come out.
   std::vector<int32_t> tokenize(std::string_view text, bool add_special = true, bool parse_special = true,
                                 size_t max_tokens = SIZE_MAX) const;
+  // Tokens that an image takes in a prompt, beside ModelInfo::Images::token. Throws Error where the model
+  // takes none, and for a file that is no picture where that counts.
+  size_t image_tokens(std::string_view file) const;
   // Two texts as a cross-encoder was trained on them, and where the second begins (Request::second_text).
   struct Pair {
     std::vector<int32_t> tokens = {};

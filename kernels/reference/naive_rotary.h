@@ -21,5 +21,7 @@ double growth_at(const QueryGrowth& growth, int32_t position);
 
 // One head at one position, in place.
 void rotate(const Rotary& rotary, int32_t position, float* x);
+// The same at three positions: axes [inv_freq.size()] says which of them turns a pair; empty: the first.
+void rotate_on_axes(const Rotary& rotary, std::span<const uint8_t> axes, const int32_t* positions, float* x);
 
 }  // namespace millrace::reference

@@ -23,6 +23,7 @@
 //   route            residual          -> routing                       (expert layers)
 //   experts_add      residual, routing -> residual +=
 //   end_layer        residual, inputs  -> residual                      (Gemma 4)
+//   add_given        given rows        -> residual +=                   (Qwen 3 VL)
 //   norm_residual    residual          -> residual                      (encoders)
 //   norm_logits      residual          -> logits                        [logit rows, vocabulary]
 //
@@ -80,7 +81,8 @@ struct SequenceSlice {
 // A row of the residual stream that is given, not looked up: a part of an image.
 struct GivenRow {
   int32_t row = 0;
-  const float* values = nullptr;  // [hidden]
+  const float* values = nullptr;  // [1 + further][hidden]
+  int32_t further = 0;            // rows that add_given() adds behind the first layers (DeepStack)
 };
 
 struct Batch {
@@ -95,6 +97,9 @@ struct Batch {
   bool only_logits = false;
   // What embed() puts into these rows, ascending, in place of their tokens' (OpFeature::kImages).
   std::span<const GivenRow> given = {};
+  // Empty, or by which positions a row is rotated, [num_tokens][3]: time, height and width of a part of an
+  // image, three times the same of a text (Rope::axes). Empty: by where it is in its sequence.
+  std::span<const int32_t> rope_positions = {};
   // Low-rank updates of products, each for the rows of the sequences that name its adapter: every product of
   // a Linear in norm_qkv, project_add, ffn_add, the shared expert and norm_logits, y = W x + b, becomes
   // y + B (A x) before anything else is done to it. Routers and experts have none. nullptr: no adapters.
@@ -213,6 +218,9 @@ struct Rope {
   std::span<const float> inv_freq;
   float magnitude = 1.0f;    // multiplies cos and sin (YaRN)
   bool interleaved = false;  // pairs (2i, 2i+1) as GGUF's llama files want; else (i, i + rotary_dims/2)
+  // Of Batch::rope_positions, where there are any, which one turns a pair, 0 to 2: [rotary_dims / 2]. Empty:
+  // the first.
+  std::span<const uint8_t> axes = {};
   // Queries grow with the logarithm of their position (Llama 4, Ministral 3):
   // q *= 1 + scale * log(1 + floor((position + offset) / every)).
   struct Growth {
@@ -549,6 +557,9 @@ class Executor {
   virtual void end_layer(const EndLayer& /*op*/) {
     throw Error(ErrorCode::kUnsupported, "this device has no inputs of layers");
   }
+  // Behind layer `layer`: x += values[1 + layer] of each of Batch::given that has so many. Nothing where
+  // there are none, as on devices without images.
+  virtual void add_given(int /*layer*/) {}
   virtual void norm_qkv(const NormQkv& op) = 0;
   // For models with latent attention, instead of norm_qkv; devices without it say so (OpFeature::kLatent).
   virtual void norm_latent_qkv(const NormLatentQkv& /*op*/) {

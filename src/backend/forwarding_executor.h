@@ -16,6 +16,7 @@ class ForwardingExecutor : public Executor {
   void embed(const Embed& op) override { inner_->embed(op); }
   void layer_inputs(const LayerInputs& op) override { inner_->layer_inputs(op); }
   void end_layer(const EndLayer& op) override { inner_->end_layer(op); }
+  void add_given(int layer) override { inner_->add_given(layer); }
   void norm_qkv(const NormQkv& op) override { inner_->norm_qkv(op); }
   void norm_latent_qkv(const NormLatentQkv& op) override { inner_->norm_latent_qkv(op); }
   void rope_append_kv(const Rope& op) override { inner_->rope_append_kv(op); }

@@ -25,6 +25,7 @@ std::string checkpoint_identity(const io::Checkpoint& checkpoint, const ModelCon
   hash.update(config.rope_inv_freq.data(), config.rope_inv_freq.size() * sizeof(float));
   hash.update(config.layer_windows.data(), config.layer_windows.size() * sizeof(int32_t));
   hash.update(config.rope_window_inv_freq.data(), config.rope_window_inv_freq.size() * sizeof(float));
+  hash.update(config.rope_axes.data(), config.rope_axes.size());
   for (const bool unrotated : config.unrotated_layers) hash.update(&unrotated, sizeof(bool));
   for (const float value : {config.rope_magnitude, config.norm_eps, config.embedding_scale,
                             config.residual_scale, config.attention_scale, config.attention_softcap}) {

@@ -161,7 +161,7 @@ class Engine::Impl {
   }
 
   size_t image_workspace() const {
-    return runtime_->image_reader() == nullptr ? 0 : runtime_->image_reader()->workspace_bytes();
+    return runtime_->image_reader() == nullptr ? 0 : runtime_->image_reader()->tower().workspace_bytes();
   }
 
   size_t route(const kv::Prompt& prompt) {
@@ -220,6 +220,12 @@ Engine::Pair Engine::tokenize_pair(std::string_view first, std::string_view seco
   return pair;
 }
 
+size_t Engine::image_tokens(std::string_view file) const {
+  const Runtime& runtime = *impl_->runtime_;
+  if (runtime.image_reader() == nullptr)
+    throw_error(ErrorCode::kUnsupported, "images: {}", runtime.images().refusal);
+  return static_cast<size_t>(runtime.image_reader()->grid_of(file).tokens);
+}
 size_t Engine::min_tokens(std::string_view text) const {
   return impl_->runtime_->tokenizer().min_tokens(text);
 }

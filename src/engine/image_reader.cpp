@@ -10,7 +10,9 @@
 namespace millrace {
 namespace {
 
-constexpr size_t kKept = 32;  // images whose rows are kept: of 256 rows of 2560 numbers each 2.5 MiB
+// Images whose rows are kept: of 256 rows of 2560 numbers each 2.5 MiB, of larger ones more; beside the
+// latest no more than so many bytes.
+constexpr size_t kKept = 32, kKeptBytes = size_t{256} << 20;
 
 }  // namespace
 
@@ -18,10 +20,10 @@ ImageReader::ImageReader(io::Checkpoint checkpoint, std::string_view projector, 
                          std::unique_ptr<Backend> backend)
     : checkpoint_(std::move(checkpoint)),
       backend_(std::move(backend)),
-      tower_(checkpoint_, projector, text_hidden, *backend_),
+      tower_(VisionTower::open(checkpoint_, projector, text_hidden, *backend_)),
       identity_() {
   kv::Blake2b hash(identity_.size());
-  hash.update(tower_.identity());
+  hash.update(tower_->identity());
   hash.finish(identity_);
 }
 
@@ -34,10 +36,16 @@ ImageReader::Digest ImageReader::digest_of(std::string_view file) const {
   return digest;
 }
 
-std::vector<int32_t> ImageReader::ids_of(std::string_view file) const {
+ImageGrid ImageReader::grid_of(std::string_view file) const {
+  if (tower_->one_size()) return tower_->grid_of(1, 1);
+  const image::Picture picture = image::decode(file);
+  return tower_->grid_of(picture.width, picture.height);
+}
+
+std::vector<int32_t> ImageReader::ids_of(std::string_view file, const ImageGrid& grid) const {
   const Digest digest = digest_of(file);
   std::vector<int32_t> ids;
-  for (int32_t i = 0; i < tokens(); ++i) {
+  for (int32_t i = 0; i < grid.tokens; ++i) {
     std::array<uint8_t, 4> bytes;
     kv::Blake2b hash(bytes.size());
     hash.update(digest.data(), digest.size());
@@ -59,10 +67,18 @@ ImageReader::Rows ImageReader::rows_of(std::string_view file) {
     kept_.splice(kept_.begin(), kept_, found);
     return kept_.front().rows;
   }
-  const int32_t size = tower_.config().image_size;
-  const image::Picture picture = image::resize(image::decode(file), size, size);
-  kept_.push_front({digest, std::make_shared<const std::vector<float>>(tower_.rows_of(picture.rgb.data()))});
-  if (kept_.size() > kKept) kept_.pop_back();
+  const image::Picture whole = image::decode(file);
+  const ImageGrid grid = tower_->grid_of(whole.width, whole.height);
+  const image::Picture picture = image::resize(whole, grid.width, grid.height,
+                                               grid.cubic ? image::Filter::kCubic : image::Filter::kLinear);
+  kept_.push_front(
+      {digest, std::make_shared<const std::vector<float>>(tower_->rows_of(picture.rgb.data(), grid))});
+  const auto bytes = [](const Kept& kept) { return kept.rows->size() * sizeof(float); };
+  kept_bytes_ += bytes(kept_.front());
+  while (kept_.size() > 1 && (kept_.size() > kKept || kept_bytes_ > kKeptBytes)) {
+    kept_bytes_ -= bytes(kept_.back());
+    kept_.pop_back();
+  }
   return kept_.front().rows;
 }
 

@@ -24,8 +24,14 @@ std::vector<int32_t> with_images(const Runtime& runtime, const Request& request,
   for (const int32_t token : tokens) {
     out.push_back(token);
     if (token != announces) continue;
-    const std::vector<int32_t> ids = runtime.image_reader()->ids_of(*request.images[places.size()]);
-    places.push_back({static_cast<int32_t>(out.size()), static_cast<int32_t>(ids.size()), nullptr});
+    const std::string& file = *request.images[places.size()];
+    const ImageGrid grid = runtime.image_reader()->grid_of(file);
+    const std::vector<int32_t> ids = runtime.image_reader()->ids_of(file, grid);
+    places.push_back({.first = static_cast<int32_t>(out.size()),
+                      .tokens = grid.tokens,
+                      .rows = nullptr,
+                      .down = grid.rows,
+                      .across = grid.columns});
     out.insert(out.end(), ids.begin(), ids.end());
   }
   return out;

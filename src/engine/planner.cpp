@@ -215,6 +215,7 @@ void Planner::reserve_buffers(Sample& sample) const {
 // The tokens of an image are computed in one step: they see one another. So many as end with a whole one, or
 // before it, or, where it comes first, more than were planned.
 int32_t Planner::whole_images(const Sample& sample, int32_t tokens) {
+  if (!runtime_.images_see_both_ways()) return tokens;
   const int32_t begin = sample.blocks.length();
   for (const ImagePlace& image : sample.job->images) {
     const int32_t end = image.first + image.tokens;

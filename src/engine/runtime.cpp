@@ -161,7 +161,15 @@ void Runtime::open_images(const ModelConfig& config, const EngineOptions& option
   } catch (const Error& error) {
     return refuse(error.what());
   }
-  const int32_t rows = image_reader_->tokens() + options.max_running;
+  images_see_both_ways_ = text->both_ways;
+  const VisionTower& own_tower = image_reader_->tower();
+  if (own_tower.further() >= config.layers) {
+    const int32_t further = own_tower.further();
+    image_reader_.reset();
+    return refuse(
+        fmt::format("the vision tower has rows for {} layers, the model {}", further, config.layers));
+  }
+  const int32_t rows = (text->both_ways ? own_tower.grid_of(1, 1).tokens : 0) + options.max_running;
   if (spec_.max_tokens < rows) {
     image_reader_.reset();
     return refuse(
@@ -170,7 +178,6 @@ void Runtime::open_images(const ModelConfig& config, const EngineOptions& option
   }
   images_ = {.token = token.front(),
              .refusal = {},
-             .rows = image_reader_->tokens(),
              .written = std::string(text->written),
              .expanded = std::string(text->expanded)};
 }
@@ -354,8 +361,12 @@ void Runtime::compute(std::span<const Slice> slices) {
   logit_rows_.clear();
   sampled_rows_.clear();
   given_.clear();
+  rope_positions_.clear();
   const bool takes_sampled =
       std::any_of(slices.begin(), slices.end(), [](const Slice& slice) { return slice.sampled_row >= 0; });
+  const bool in_grids =
+      !config().rope_axes.empty() &&
+      std::any_of(slices.begin(), slices.end(), [](const Slice& slice) { return !slice.images.empty(); });
   for (const Slice& slice : slices) {
     const auto first = static_cast<int32_t>(tokens_.size());
     const auto count = static_cast<int32_t>(slice.tokens.size());
@@ -375,6 +386,7 @@ void Runtime::compute(std::span<const Slice> slices) {
     } else {
       add_with_images(piece, slice.images);
     }
+    if (in_grids) add_rope_positions(piece, slice.images);
     if (takes_sampled) sampled_rows_.resize(tokens_.size(), slice.sampled_row);
     if (slice.want == Slice::Want::kLast && count > 0) logit_rows_.push_back(first + count - 1);
     if (slice.want == Slice::Want::kAll) {
@@ -391,11 +403,49 @@ void Runtime::compute(std::span<const Slice> slices) {
                     .logit_rows = logit_rows_,
                     .sampled_rows = sampled_rows_,
                     .only_logits = !hidden,
-                    .given = given_});
+                    .given = given_,
+                    .rope_positions = rope_positions_});
 }
 
-// A sequence's rows in pieces: texts, and images, whose tokens see one another.
+// Those of an image's rows that are in these.
+void Runtime::add_given(const SequenceSlice& whole, const ImagePlace& image) {
+  const int32_t begin = whole.context_len, end = begin + whole.num_tokens;
+  const int64_t cols = std::ssize(*image.rows) / image.tokens;
+  for (int32_t p = std::max(image.first, begin); p < std::min(image.first + image.tokens, end); ++p) {
+    const int32_t row = whole.first_row + p - begin;
+    tokens_[static_cast<size_t>(row)] = 0;  // any that is in the table
+    given_.push_back({.row = row,
+                      .values = image.rows->data() + (p - image.first) * cols,
+                      .further = static_cast<int32_t>(cols / spec_.hidden) - 1});
+  }
+}
+
+// Three of each row. A text counts on from the largest before it; an image's tokens have the time of its
+// first, and count down and across from there.
+void Runtime::add_rope_positions(const SequenceSlice& whole, std::span<const ImagePlace> images) {
+  const int32_t begin = whole.context_len, end = begin + whole.num_tokens;
+  int32_t ahead = 0;  // by how much the rows' places in the sequence are
+  size_t next = 0;
+  for (int32_t p = begin; p < end; ++p) {
+    while (next < images.size() && images[next].first + images[next].tokens <= p) {
+      ahead += images[next].tokens - std::max(images[next].down, images[next].across);
+      ++next;
+    }
+    const bool inside = next < images.size() && images[next].first <= p;
+    const int32_t at = (inside ? images[next].first : p) - ahead;
+    const int32_t within = inside ? p - images[next].first : 0;
+    const int32_t across = inside ? images[next].across : 1;
+    rope_positions_.insert(rope_positions_.end(), {at, at + within / across, at + within % across});
+  }
+}
+
+// A sequence's rows in pieces: texts, and images, whose tokens see one another; one piece where they do not.
 void Runtime::add_with_images(const SequenceSlice& whole, std::span<const ImagePlace> images) {
+  if (!images_see_both_ways_) {
+    batch_.push_back(whole);
+    for (const ImagePlace& image : images) add_given(whole, image);
+    return;
+  }
   const int32_t begin = whole.context_len, end = begin + whole.num_tokens;
   const auto add = [&](int32_t from, int32_t to, bool image) {
     if (from >= to) return;
@@ -414,11 +464,7 @@ void Runtime::add_with_images(const SequenceSlice& whole, std::span<const ImageP
     add(at, first, false);
     add(first, last, true);
     at = last;
-    for (int32_t p = first; p < last; ++p) {
-      const int32_t row = whole.first_row + p - begin;
-      tokens_[static_cast<size_t>(row)] = 0;  // any that is in the table
-      given_.push_back({row, image.rows->data() + int64_t{p - image.first} * spec_.hidden});
-    }
+    add_given(whole, image);
   }
   add(at, end, false);
 }

@@ -31,11 +31,12 @@ namespace millrace {
 class PipelineLeader;
 class RemoteExecutor;
 
-// Where an image is in a prompt: its tokens, [tokens, hidden] as the model reads them. The ids of these
-// tokens are below 0 and stand for the image's bytes (image_tokens.h).
+// Where an image is in a prompt: its tokens, [tokens, (1 + further) * hidden] as the model reads them. The
+// ids of these tokens are below 0 and stand for the image's bytes (image_reader.h).
 struct ImagePlace {
   int32_t first = 0, tokens = 0;
   std::shared_ptr<const std::vector<float>> rows;
+  int32_t down = 0, across = 0;  // ImageGrid's rows and columns
 };
 
 // Some tokens of one sequence whose blocks are reserved: a row of the engine's own steps.
@@ -145,6 +146,8 @@ class Runtime {
   // What is said of images (ModelInfo), and what reads them: null where none can be.
   const ModelInfo::Images& images() const { return images_; }
   ImageReader* image_reader() const { return image_reader_.get(); }
+  // The tokens of an image see one another, and are computed in one step.
+  bool images_see_both_ways() const { return images_see_both_ways_; }
   // Throws Error{kBadInput} naming the damage in the file when a row of logits holds a NaN.
   void check_logits(std::span<const float> row) const;
   void check_generates() const;                              // Error{kUnsupported} for a text encoder
@@ -167,6 +170,8 @@ class Runtime {
   void make_cache(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup);
   void compute(std::span<const Slice> slices);
   void add_with_images(const SequenceSlice& whole, std::span<const ImagePlace> images);
+  void add_given(const SequenceSlice& whole, const ImagePlace& image);
+  void add_rope_positions(const SequenceSlice& whole, std::span<const ImagePlace> images);
   void compute_inputs(std::span<const StepInput> inputs);
   void advance(std::span<const StepInput> inputs);
   std::span<const float> checked_logits();
@@ -198,6 +203,7 @@ class Runtime {
   std::optional<ClassifierHead> head_;
   ModelInfo::Images images_;
   std::unique_ptr<ImageReader> image_reader_;
+  bool images_see_both_ways_ = true;
   // Of step(), step_greedy(), generate_greedy() and prefill(), and of requests that do not say.
   int32_t own_adapter_ = -1, own_sparse_pages_ = 0;
   int32_t budget_pages_ = 0;  // of requests that want sparse attention and say no more
@@ -205,6 +211,7 @@ class Runtime {
   Buffer<int32_t> tokens_, logit_rows_, sampled_rows_, greedy_;
   Buffer<SequenceSlice> batch_;
   std::vector<GivenRow> given_;
+  std::vector<int32_t> rope_positions_;  // Batch's
   Buffer<Slice> step_slices_;
 };
 

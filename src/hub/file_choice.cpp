@@ -14,13 +14,10 @@ namespace {
 
 constexpr const char* kSafetensors = "safetensors";
 // Beside the weights: what Millrace reads, and what other programs that share the cache look for first.
-constexpr std::array<std::string_view, 7> kSideFiles = {"config.json",
-                                                        "generation_config.json",
-                                                        "tokenizer.json",
-                                                        "chat_template.jinja",
-                                                        "tokenizer_config.json",
-                                                        "special_tokens_map.json",
-                                                        "model.safetensors.index.json"};
+constexpr std::array<std::string_view, 9> kSideFiles = {
+    "config.json",           "generation_config.json",  "preprocessor_config.json",
+    "processor_config.json", "tokenizer.json",          "chat_template.jinja",
+    "tokenizer_config.json", "special_tokens_map.json", "model.safetensors.index.json"};
 
 // Projectors of images and measurements for quantizers are GGUF files and no models.
 bool is_model_gguf(std::string_view path) {

@@ -75,8 +75,17 @@ struct Taps {
   std::vector<double> weights;
 };
 
-std::vector<Taps> taps_of(int32_t from, int32_t to) {
-  const double step = static_cast<double>(from) / to, width = std::max(1.0, step);
+double weight_at(Filter filter, double x) {
+  x = std::abs(x);
+  if (filter == Filter::kLinear) return std::max(0.0, 1.0 - x);
+  constexpr double kA = -0.5;
+  if (x < 1.0) return ((kA + 2.0) * x - (kA + 3.0)) * x * x + 1;
+  return x < 2.0 ? (((x - 5) * x + 8) * x - 4) * kA : 0.0;
+}
+
+std::vector<Taps> taps_of(int32_t from, int32_t to, Filter filter) {
+  const double step = static_cast<double>(from) / to, scale = std::max(1.0, step);
+  const double width = filter == Filter::kCubic ? 2.0 * scale : scale;
   std::vector<Taps> all(static_cast<size_t>(to));
   for (int32_t i = 0; i < to; ++i) {
     const double centre = (i + 0.5) * step;
@@ -86,7 +95,7 @@ std::vector<Taps> taps_of(int32_t from, int32_t to) {
     taps.first = first;
     double sum = 0.0;
     for (int32_t x = first; x < last; ++x) {
-      taps.weights.push_back(std::max(0.0, 1.0 - std::abs((x - centre + 0.5) / width)));
+      taps.weights.push_back(weight_at(filter, (x - centre + 0.5) / scale));
       sum += taps.weights.back();
     }
     for (double& weight : taps.weights) weight /= sum;
@@ -113,10 +122,11 @@ Picture decode(std::string_view file) {
   throw_error(ErrorCode::kBadInput, "image: found neither a PNG nor a JPEG file, expected one of them");
 }
 
-Picture resize(const Picture& from, int32_t width, int32_t height) {
+Picture resize(const Picture& from, int32_t width, int32_t height, Filter filter) {
   Picture across{width, from.height, {}};
   across.rgb.resize(size_t{3} * static_cast<size_t>(width) * static_cast<size_t>(from.height));
-  const std::vector<Taps> columns = taps_of(from.width, width), rows = taps_of(from.height, height);
+  const std::vector<Taps> columns = taps_of(from.width, width, filter),
+                          rows = taps_of(from.height, height, filter);
   for (int32_t y = 0; y < from.height; ++y) {
     for (int32_t x = 0; x < width; ++x) {
       const Taps& taps = columns[static_cast<size_t>(x)];

@@ -28,7 +28,9 @@ Picture decode(std::string_view file);
 void check_size(std::string_view kind, int64_t width, int64_t height);
 
 // Triangles as wide as a pixel of the smaller of the two pictures, first along rows, then along columns, each
-// rounded to 8 bits: what image libraries call bilinear with antialiasing.
-Picture resize(const Picture& from, int32_t width, int32_t height);
+// rounded to 8 bits: what image libraries call bilinear with antialiasing. kCubic: Keys' curves (a = -0.5),
+// two such pixels to each side. A side that has its size already is left as it is.
+enum class Filter { kLinear, kCubic };
+Picture resize(const Picture& from, int32_t width, int32_t height, Filter filter = Filter::kLinear);
 
 }  // namespace millrace::image

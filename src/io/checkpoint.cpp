@@ -93,6 +93,12 @@ HfDirectory read_directory(const std::string& path) {
   add_quantization(hf);
   hf.nested = take_text_config(hf.config);
   hf.generation_config = optional_json(in_dir(path, "generation_config.json"));
+  hf.image_processor = optional_json(in_dir(path, "preprocessor_config.json"));
+  if (hf.image_processor.is_null()) {
+    const nlohmann::json processor = optional_json(in_dir(path, "processor_config.json"));
+    if (processor.is_object() && processor.contains("image_processor"))
+      hf.image_processor = processor["image_processor"];
+  }
   hf.tokenizer_json = optional_text(in_dir(path, "tokenizer.json"));
   if (hf.tokenizer_json.empty()) hf.tekken_json = optional_text(in_dir(path, "tekken.json"));
   const std::string tokenizer_config = in_dir(path, "tokenizer_config.json");

@@ -14,6 +14,7 @@ struct HfDirectory {
   nlohmann::json config;  // config.json; of a model that also sees, with its text_config in front
   bool nested = false;    // such a model: weights are called language_model. or model.language_model.
   nlohmann::json generation_config;  // null when the file is absent
+  nlohmann::json image_processor;    // preprocessor_config.json, or that of processor_config.json; likewise
   std::string tokenizer_json;        // text; empty when the file is absent
   std::string tekken_json;           // Mistral's own form of it, likewise; read where the first is absent
   nlohmann::json tokenizer_config;   // null when absent

@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -61,7 +62,7 @@ class HeaderHandler : public nlohmann::json_sax<json> {
 
   bool end_array() override {
     if (field_ == Field::kShape) {
-      entries_.back().rank = static_cast<int>(num_numbers_);
+      entries_.back().rank = static_cast<int>(std::min(num_numbers_, entries_.back().shape.size()));
     } else if (num_numbers_ != 2) {
       fail("data_offsets", fmt::format("found {} numbers, expected 2", num_numbers_));
     }
@@ -80,9 +81,15 @@ class HeaderHandler : public nlohmann::json_sax<json> {
     if (place_ != Place::kNumbers) unexpected(fmt::format("{}", value));
     SafetensorsEntry& entry = entries_.back();
     if (field_ == Field::kShape) {
-      if (num_numbers_ == entry.shape.size())
-        fail("shape", "found more than 4 dimensions, expected at most 4");
-      entry.shape[num_numbers_] = value;
+      // A fifth one (of a convolution over time) goes with the fourth: nobody here tells them apart.
+      uint64_t& last = entry.shape[std::min(num_numbers_, entry.shape.size() - 1)];
+      if (num_numbers_ > entry.shape.size())
+        fail("shape", "found more than 5 dimensions, expected at most 5");
+      if (num_numbers_ < entry.shape.size()) {
+        last = value;
+      } else if (__builtin_mul_overflow(last, value, &last)) {
+        fail("shape", "found more elements than 64 bits count, expected fewer");
+      }
     } else if (num_numbers_ < 2) {
       (num_numbers_ == 0 ? entry.begin : entry.end) = value;
     }

@@ -134,7 +134,9 @@ TEST(Safetensors, RefusesBadFields) {
   expect_contains(with(R"("shape":[18446744073709551616])"),
                   {"tensor 't' shape: found '18446744073709551616'"});
   expect_contains(with(R"("shape":[[1]])"), {"tensor 't' shape: found an array, expected an integer"});
-  expect_contains(with(R"("shape":[1,1,1,1,1])"), {"tensor 't' shape: found more than 4 dimensions"});
+  expect_contains(with(R"("shape":[1,1,1,1,1,1])"), {"tensor 't' shape: found more than 5 dimensions"});
+  expect_contains(with(R"("shape":[1,1,1,4294967296,4294967296])"),
+                  {"tensor 't' shape: found more elements than 64 bits count"});
   expect_contains(with(R"("shape":[1],"shape":[1])"), {"tensor 't' shape: found the field a second time"});
   expect_contains(with(R"("colour":1)"),
                   {"tensor 't' field: found 'colour', expected dtype, shape or data_offsets"});

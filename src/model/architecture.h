@@ -83,6 +83,7 @@ class Architecture {
   struct ImageText {
     std::string_view token, written, expanded;
     std::string_view projector;  // what GGUF calls its vision tower's kind (clip.projector_type)
+    bool both_ways = true;       // an image's tokens see one another, not only those before them
   };
   virtual std::optional<ImageText> image_text() const { return std::nullopt; }
 

@@ -7,6 +7,7 @@
   ONE(kQwen2)                       \
   ONE(kQwen3)                       \
   ONE(kQwen3Moe)                    \
+  ONE(kQwen3Vl)                     \
   ONE(kGptOss)                      \
   ONE(kGemma3)                      \
   ONE(kGemma4)                      \

@@ -69,6 +69,9 @@ struct ModelConfig {
   bool rope_interleaved = false;
   std::vector<float> rope_inv_freq;  // [rotary_dims / 2]
   float rope_magnitude = 1.0f;
+  // Qwen 3 VL: of a token's three positions, which one turns a pair, [rotary_dims / 2]. Empty: a token has
+  // one.
+  std::vector<uint8_t> rope_axes;
   // Gemma 3: the angles of layers with a window, where they are others; empty: all layers have the same.
   std::vector<float> rope_window_inv_freq;
   // LongRoPE: context_length ends where the angles above do; for contexts up to rope_long_context these are

@@ -25,7 +25,8 @@ Rope rope_of(const ModelConfig& config, int layer) {
   return {.layer = layer,
           .inv_freq = inv_freq,
           .magnitude = own ? 1.0f : config.rope_magnitude,  // the scaling is that of the others
-          .interleaved = config.rope_interleaved};
+          .interleaved = config.rope_interleaved,
+          .axes = config.rope_axes};
 }
 
 Attend attend_of(const LayerWeights& w, const ModelConfig& config, int layer) {

@@ -1,9 +1,9 @@
-// VisionTower: what makes of a picture the rows that a language model reads in place of tokens. Gemma 3's: a
-// SigLIP encoder (Zhai et al. 2023) over patches of a square picture, whose outputs are averaged in squares,
-// normed and projected. Its layers are operations of a backend, in an executor of its own.
+// VisionTower: what makes of a picture the rows that a language model reads in place of tokens. Each kind of
+// tower is a file of its own (siglip_tower.h, qwen_vision_tower.h); its layers are operations of a backend,
+// in an executor of its own.
 #pragma once
 
-#include <array>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -14,17 +14,12 @@
 
 namespace millrace {
 
-struct VisionConfig {
-  int32_t hidden = 0, layers = 0, heads = 0, ffn = 0;
-  int32_t image_size = 0, patch_size = 0;  // pixels
-  int32_t tokens = 0;                      // rows of an image
-  int32_t text_hidden = 0;
-  float eps = 1e-6f;
-  Activation activation = Activation::kGeluTanh;
-  std::array<float, 3> mean{0.5f, 0.5f, 0.5f}, deviation{0.5f, 0.5f, 0.5f};  // of the colours, in [0, 1]
-
-  int32_t patches_per_side() const { return image_size / patch_size; }
-  int32_t patches() const { return patches_per_side() * patches_per_side(); }
+// What becomes of a picture of some size.
+struct ImageGrid {
+  int32_t width = 0, height = 0;  // pixels that it is resized to
+  bool cubic = false;             // by cubic curves, or by triangles
+  int32_t tokens = 0;             // rows of it
+  int32_t rows = 0, columns = 0;  // tokens' places, for a model whose positions tell them; 0: it has none
 };
 
 class VisionTower {
@@ -32,40 +27,24 @@ class VisionTower {
   // Whether a Hugging Face directory, or a GGUF file of llama.cpp's mmproj kind, has one.
   static bool is_in(const io::Checkpoint& checkpoint);
   // `projector`: Architecture::ImageText's; `text_hidden`: the language model's. The checkpoint and the
-  // backend must outlive the tower. Throws Error for another tower than the one above and for tensors that
-  // are not there.
-  VisionTower(const io::Checkpoint& checkpoint, std::string_view projector, int32_t text_hidden,
-              Backend& backend);
-  ~VisionTower();
+  // backend must outlive the tower. Throws Error for another tower than that and for tensors that are not
+  // there.
+  static std::unique_ptr<VisionTower> open(const io::Checkpoint& checkpoint, std::string_view projector,
+                                           int32_t text_hidden, Backend& backend);
+  virtual ~VisionTower() = default;
 
-  const VisionConfig& config() const { return config_; }
-  // Of its executor, its keys and values, and the weights that it has copied for the host.
-  size_t workspace_bytes() const { return workspace_bytes_; }
+  // Throws Error{kBadInput} for a picture that has no place in it.
+  virtual ImageGrid grid_of(int32_t width, int32_t height) const = 0;
+  virtual bool one_size() const = 0;             // all pictures have the same grid
+  virtual int32_t further() const { return 0; }  // GivenRow::further of its rows
+  // Of its executor, its keys and values, and the weights that it has copied for the host. Any thread.
+  virtual size_t workspace_bytes() const = 0;
   // What makes rows of two towers differ, beside the picture: a digest's worth of its last weights.
-  std::string identity() const;
+  virtual std::string identity() const = 0;
 
-  // rgb: [image_size][image_size][3], 8 bits -> [tokens, text_hidden]. One thread at a time.
-  std::vector<float> rows_of(const uint8_t* rgb);
-
- private:
-  struct Layer;
-  struct Names;
-  void load(const io::Checkpoint& checkpoint);
-  std::vector<float> patches_of(const uint8_t* rgb) const;  // [patches, 3 * patch * patch]
-  std::vector<float> embedded(const std::vector<float>& patches) const;
-  std::vector<float> averaged(const std::vector<float>& hidden) const;  // [tokens, hidden]
-  void run_layer(const Layer& layer, int index);
-
-  VisionConfig config_;
-  Backend& backend_;
-  std::vector<float> patch_weight_;            // [3 * patch * patch, hidden]: columns of the convolution
-  std::vector<float> patch_bias_, positions_;  // [hidden]; [patches, hidden]
-  std::vector<float> soft_norm_, projection_;  // [hidden]; [hidden, text_hidden]
-  std::vector<std::unique_ptr<Layer>> layers_;
-  WeightPtr post_norm_, post_norm_bias_;
-  std::unique_ptr<Executor> executor_;
-  size_t workspace_bytes_ = 0;
-  std::vector<int32_t> tokens_, table_;  // of its one batch
+  // rgb: [height][width][3] of the grid, 8 bits -> [tokens, (1 + further) * text_hidden]. One thread at a
+  // time.
+  virtual std::vector<float> rows_of(const uint8_t* rgb, const ImageGrid& grid) = 0;
 };
 
 }  // namespace millrace

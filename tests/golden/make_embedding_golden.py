@@ -31,7 +31,8 @@ def record(net, prompts, floats):
             hidden = base(torch.tensor([tokens]), use_cache=False).last_hidden_state[0].double()
         entries.append({"tokens": tokens, "offset": sum(len(f) for f in floats)})
         floats += [hidden.mean(0).float().numpy(), hidden[-1].float().numpy()]
-    return {"hidden": net.config.hidden_size, "prompts": entries}
+    config = net.config if hasattr(net.config, "hidden_size") else net.config.get_text_config()  # of one that sees
+    return {"hidden": config.hidden_size, "prompts": entries}
 
 
 def kept(name, floats):

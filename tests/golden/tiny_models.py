@@ -149,7 +149,7 @@ class Draw:
             at = f"model.layers.{i}"
             self.norm(f"{at}.input_layernorm", hidden)
             bias = {"gpt_oss": "all", "qwen2": "qkv", "qwen2_moe": "qkv", "llama": "qkvo" if c.get("attention_bias") else None}.get(kind)
-            qk_norm = kind in ("qwen3", "qwen3_moe") or kind == "glm4_moe" and c["use_qk_norm"]
+            qk_norm = kind in ("qwen3", "qwen3_moe", "qwen3_vl_text") or kind == "glm4_moe" and c["use_qk_norm"]
             if "kv_lora_rank" in c:
                 self.latent_attention(f"{at}.self_attn")
             else:
@@ -206,6 +206,38 @@ def plain(name, seed, kind, architecture, family, s, hf=None, gguf=None, linear=
     if linear:
         draw.linear_draw = lambda n, sh, std: linear(draw.rng, n, sh, std)
     return Model(name, config, draw.model(), tok, hf or {}, gguf or {}, variants=variants or {})
+
+
+def qwen3vl(name, seed):
+    """The language model of one that sees; make_qwen_image_golden.py has one with a tower."""
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4, "out_hidden_size": 48,
+              "num_position_embeddings": 4, "deepstack_visual_indexes": [0]}
+
+    sections = {"rope_scaling": {"rope_type": "default", "mrope_section": [4, 5, 3]}}  # they count within images
+
+    def within(name):
+        return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
+
+    def around(config):
+        return {"architectures": config["architectures"], "model_type": "qwen3_vl", "text_config": config | sections,
+                "vision_config": vision | {"model_type": "qwen3_vl"}, "tie_word_embeddings": False}
+
+    def reference(config, state):
+        import transformers
+
+        text = {k: v for k, v in config.items() if k not in ("architectures", "torch_dtype")} | sections
+        config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False)
+        net = transformers.Qwen3VLForConditionalGeneration._from_config(config, attn_implementation="eager").float()
+        missing, unexpected = net.load_state_dict({within(n): v for n, v in state.items()}, strict=False)
+        assert not unexpected and all(n.startswith("model.visual.") for n in missing), (missing, unexpected)
+        return net
+
+    m = plain(name, seed, "qwen3_vl_text", "Qwen3VLForConditionalGeneration", "qwen2", shape(48, 3, 3, 1, 40, 24),
+              hf={"around": around, "rename": within}, linear=lambda rng, n, sh, std: qf.exact_bf16(rng, sh, 0.0, std),
+              gguf={"types": T.BF16, "keys": {"add_rope_dimension_sections": [4, 5, 3, 0], "add_num_deepstack_layers": 1}},
+              rope_theta=500000.0)
+    m.reference = reference
+    return m
 
 
 # Files that between them use every GGUF type, on different matrices.
@@ -361,6 +393,7 @@ def build():
         "qwen3": lambda: plain("qwen3", 32, "qwen3", "Qwen3ForCausalLM", "qwen2", shape(64, 2, 4, 2, 64, 32),
                                hf={"spelling": 5}, gguf=mostly_f16, tie_word_embeddings=True,
                                rope_theta=1000000.0, attention_bias=False),
+        "qwen3vl": lambda: qwen3vl("qwen3vl", 34),
         "qwen3-fp8": lambda: fp8("qwen3-fp8", 33),
         "qwen3moe": lambda: plain("qwen3moe", 41, "qwen3_moe", "Qwen3MoeForCausalLM", "qwen2",
                                   shape(64, 2, 4, 2, 96, 32), hf={"shards": 2}, gguf=q8, num_experts=5,

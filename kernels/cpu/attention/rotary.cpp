@@ -39,6 +39,21 @@ void rotary_angles(const Context& ctx, const Rotary& rotary, const int32_t* posi
   });
 }
 
+void rotary_angles_on_axes(const Context& ctx, const Rotary& rotary, std::span<const uint8_t> axes,
+                           const int32_t* positions, int64_t rows, float* cosines, float* sines) {
+  const auto half = static_cast<int64_t>(rotary.inv_freq.size());
+  ctx.pool.parallel_for(rows, kRotaryRowsPerTask, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t i = 0; i < half; ++i) {
+        const int64_t axis = axes.empty() ? 0 : axes[static_cast<size_t>(i)];
+        const CosSin at = angle_at(rotary, positions[3 * row + axis], i);
+        cosines[row * half + i] = at.cosine;
+        sines[row * half + i] = at.sine;
+      }
+    }
+  });
+}
+
 void rotate(float* x, const float* cosines, const float* sines, int64_t half, bool interleaved) {
   for (int64_t i = 0; i < half; ++i) {
     rotate_pair(x[interleaved ? 2 * i : i], x[interleaved ? 2 * i + 1 : i + half], {cosines[i], sines[i]});

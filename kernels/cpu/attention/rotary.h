@@ -1,6 +1,7 @@
 // Rotary position embedding. Scalings (llama3, YaRN) are a choice of inv_freq and magnitude.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "kernels/cpu/context.h"
@@ -16,6 +17,11 @@ struct Rotary {
 // cosines, sines: [rows][inv_freq.size()]
 void rotary_angles(const Context& ctx, const Rotary& rotary, const int32_t* positions, int64_t rows,
                    float* cosines, float* sines);
+
+// The same by three positions of each row, [rows][3]: axes [inv_freq.size()] says which of them turns a pair;
+// empty: the first.
+void rotary_angles_on_axes(const Context& ctx, const Rotary& rotary, std::span<const uint8_t> axes,
+                           const int32_t* positions, int64_t rows, float* cosines, float* sines);
 
 // Rotates one head in place. cosines, sines: [half] of its position. By the calling thread.
 void rotate(float* x, const float* cosines, const float* sines, int64_t half, bool interleaved);

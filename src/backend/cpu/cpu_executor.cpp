@@ -444,8 +444,14 @@ void CpuExecutor::prepare_rotation(const Rope& op) {
   MILLRACE_CHECK(2 * half <= spec_.head_dim);  // the largest
   if (rotation_of_ == op.inv_freq.data() && rotation_magnitude_ == op.magnitude && rotation_size_ == half)
     return;
-  rotary_angles(context(), {op.inv_freq, op.magnitude, op.interleaved}, work_->attention_plan.positions(),
-                rows_, work_->cosines, work_->sines);
+  const Rotary rotary{op.inv_freq, op.magnitude, op.interleaved};
+  if (batch_.rope_positions.empty()) {
+    rotary_angles(context(), rotary, work_->attention_plan.positions(), rows_, work_->cosines, work_->sines);
+  } else {
+    MILLRACE_CHECK(std::ssize(batch_.rope_positions) == 3 * rows_);
+    rotary_angles_on_axes(context(), rotary, op.axes, batch_.rope_positions.data(), rows_, work_->cosines,
+                          work_->sines);
+  }
   rotation_of_ = op.inv_freq.data();
   rotation_magnitude_ = op.magnitude;
   rotation_size_ = half;

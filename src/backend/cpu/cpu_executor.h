@@ -42,6 +42,7 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   void embed(const Embed& op) override;
   void layer_inputs(const LayerInputs& op) override;
   void end_layer(const EndLayer& op) override;
+  void add_given(int layer) override;
   void norm_qkv(const NormQkv& op) override;
   void norm_latent_qkv(const NormLatentQkv& op) override;
   void rope_append_kv(const Rope& op) override;

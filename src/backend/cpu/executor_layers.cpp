@@ -81,6 +81,17 @@ void CpuExecutor::end_layer(const EndLayer& op) {
   for (int64_t i = 0; i < rows_ * spec_.hidden; ++i) work_->residual[i] *= by;
 }
 
+// In the order of the rows, one thread: they are few, and each is added to once.
+void CpuExecutor::add_given(int layer) {
+  for (const GivenRow& given : batch_.given) {
+    if (layer >= given.further) continue;
+    normed_formats_ = {};
+    float* x = work_->residual + int64_t{given.row} * spec_.hidden;
+    const float* more = given.values + int64_t{layer + 1} * spec_.hidden;
+    for (int64_t i = 0; i < spec_.hidden; ++i) x[i] += more[i];
+  }
+}
+
 // residual += norm_after(shared_norm_after(shared(..)) + experts_norm_after(experts(..))): what the shared
 // one made waits in `expert_sum` while the experts run.
 void CpuExecutor::normed_experts_add(const Experts& op) {

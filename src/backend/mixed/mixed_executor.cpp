@@ -50,6 +50,7 @@ class MixedExecutor final : public Executor {
     place_ = side_of(*op.table);
     run(place_, Operation::kEmbed, [&](Executor& x) { x.embed(on(op, place_)); });
   }
+  void add_given(int layer) override { executor(place_).add_given(layer); }
   void norm_qkv(const NormQkv& op) override {
     forward(*op.q.weight, Operation::kNormQkv, op, &Executor::norm_qkv);
   }

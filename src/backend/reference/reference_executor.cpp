@@ -160,6 +160,14 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     for (int64_t i = 0; i < rows_ * spec_.hidden; ++i) residual_[i] *= *values_of(op.scale);
   }
 
+  void add_given(int layer) override {
+    for (const GivenRow& given : batch_.given) {
+      if (layer >= given.further) continue;
+      float* x = residual_.data() + int64_t{given.row} * spec_.hidden;
+      for (int64_t i = 0; i < spec_.hidden; ++i) x[i] += given.values[int64_t{layer + 1} * spec_.hidden + i];
+    }
+  }
+
   void norm_qkv(const NormQkv& op) override {
     norm_rows(op.norm);
     const Linear none;
@@ -218,8 +226,12 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     const int64_t dim = spec_.head_dim_of(group), kv_heads = spec_.kv_heads_of(group);
     for_each_token([&](const SequenceSlice& s, int64_t row, int32_t position) {
       float *query = &query_[row * spec_.heads * dim], *key = &key_[row * kv_heads * dim];
-      for (int h = 0; h < spec_.heads; ++h) reference::rotate(rotary, position, query + h * dim);
-      for (int h = 0; op.appends && h < kv_heads; ++h) reference::rotate(rotary, position, key + h * dim);
+      const auto rotate = [&](float* x) {
+        if (batch_.rope_positions.empty()) return reference::rotate(rotary, position, x);
+        reference::rotate_on_axes(rotary, op.axes, &batch_.rope_positions[3 * row], x);
+      };
+      for (int h = 0; h < spec_.heads; ++h) rotate(query + h * dim);
+      for (int h = 0; op.appends && h < kv_heads; ++h) rotate(key + h * dim);
       if (op.growth.scale != 0.0f) {
         const double by =
             reference::growth_at({op.growth.scale, op.growth.every, op.growth.offset}, position);
