@@ -1,5 +1,6 @@
 // DeepSeek 3.2: DeepSeek V3's layers with an indexer, by which a token reads 2,048 tokens of its context.
 // DeepSeek-AI 2025. The layers that draft further tokens are not read.
+#include "io/hf_directory.h"
 #include "model/config_reader.h"
 #include "model/latent_decoder.h"
 
