@@ -23,7 +23,7 @@ CALLS = {"kLatent": ("public LatentDecoder",), "kBidirectional": ("attend_both_w
          "kGatedAttention": ("public GatedDeltaDecoder", "public Qwen35"), "kState": ("gated_delta.h", "mamba_layer.h", "norm_mix(", "time_mix("),
          "kAdapters": (), "kReluSquared": ("kReluSquared",), "kUngatedExperts": (), "kScaledShared": ("shared.scale",),
          "kScaledInputs": ("ssm_multipliers",), "kStateBeside": ("state_beside",), "kChannelDecay": ("channel_decay = true",),
-         "kTokenShift": ("time_mix(",), "kPairs": (), "kImages": (), "kSparse": (),
+         "kTokenShift": ("time_mix(",), "kPairs": (), "kImages": (), "kSparse": (), "kIndexer": ("index_top",),
          "kHeadSizes": ("layer_heads",), "kSharedKeys": ("kv_source",), "kValueNorm": ("v_norm",),
          "kLayerInputs": ("end_layer",), "kExpertNorms": ("experts_norm_after",)}
 NOT_RUN_ON_CUDA = ("qwen3vl",)  # architectures whose golden models have not run on a GPU
@@ -32,7 +32,7 @@ WORDS = {"kLatent": "latent attention", "kBidirectional": "bidirectional attenti
          "kScaledInputs": "scaled inputs of a state", "kStateBeside": "attention beside a state",
          "kChannelDecay": "a decay of each channel", "kTokenShift": "a token shift", "kHeadSizes": "heads of several sizes",
          "kSharedKeys": "keys and values of another layer", "kValueNorm": "a norm of values",
-         "kLayerInputs": "inputs of layers", "kExpertNorms": "norms of experts"}
+         "kLayerInputs": "inputs of layers", "kExpertNorms": "norms of experts", "kIndexer": "an indexer of tokens"}
 
 
 def architectures():

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "base/check.h"
@@ -69,7 +70,9 @@ void attend_head(const Attention& op, const std::vector<bool>& pages, int32_t po
   std::vector<double> weight(static_cast<size_t>(last - first + 1));
   double row_max = -std::numeric_limits<double>::infinity();
   if (op.sinks != nullptr) row_max = op.sinks[head];
-  const auto reads = [&](int32_t p) { return pages.empty() || pages[p / kBlockTokens]; };
+  const auto reads = [&](int32_t p) {
+    return (pages.empty() || pages[p / kBlockTokens]) && (op.chosen == nullptr || (*op.chosen)[p]);
+  };
   for (int32_t p = first; p <= last; ++p) {
     if (!reads(p)) {
       weight[p - first] = -std::numeric_limits<double>::infinity();
@@ -116,6 +119,28 @@ void append_kv(const PagedKv& kv, const int32_t* table, int32_t position, const 
     std::copy_n(value + h * kv.head_dim, kv.head_dim, to_value);
     round_to_kv_type(kv.type, to_value, kv.head_dim);
   }
+}
+
+std::vector<bool> indexed_tokens(const Indexer& op, int32_t position, const float* query,
+                                 const float* weights) {
+  const auto visible = static_cast<size_t>(position) + 1;
+  std::vector<bool> chosen(visible, true);
+  if (visible <= static_cast<size_t>(op.top)) return chosen;
+  std::vector<double> score(visible, 0.0);
+  for (size_t t = 0; t < visible; ++t) {
+    const float* key = cached(op.keys, op.table, 0, 0, static_cast<int32_t>(t));
+    for (int64_t h = 0; h < op.heads; ++h) {
+      double dot = 0;
+      for (int64_t d = 0; d < op.keys.head_dim; ++d)
+        dot += static_cast<double>(query[h * op.keys.head_dim + d]) * key[d];
+      score[t] += weights[h] * std::max(0.0, dot);
+    }
+  }
+  std::vector<size_t> order(visible);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return score[a] > score[b]; });
+  for (size_t i = static_cast<size_t>(op.top); i < visible; ++i) chosen[order[i]] = false;
+  return chosen;
 }
 
 void attend(const Attention& op, int32_t position, const float* query, float* out) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "tensor/dtype.h"
 
@@ -40,7 +41,19 @@ struct Attention {
   bool both_ways = false;  // all of those behind it, whatever the window
   // Above 0, with full attention: of a longer context it reads so many pages (base/sparse_pages.h).
   int32_t sparse_pages = 0;
+  // Of the positions up to the token's own, those that it reads; absent: all.
+  const std::vector<bool>* chosen = nullptr;
 };
+
+// An indexer's choice for one token at `position` (NormLatentQkv::index_q): the `top` largest scores, of
+// equals the earlier. keys: one head of dim; query, weights: [heads][dim], [heads].
+struct Indexer {
+  PagedKv keys;
+  const int32_t* table;
+  int32_t heads, top;
+};
+std::vector<bool> indexed_tokens(const Indexer& op, int32_t position, const float* query,
+                                 const float* weights);
 
 // One token at `position`: query, out [heads][head_dim].
 void attend(const Attention& op, int32_t position, const float* query, float* out);

@@ -210,6 +210,15 @@ struct NormLatentQkv {
   Linear kv_a;          // [rank + rope, hidden]
   Norm kv_a_norm = {};  // over rank
   Linear k_b;           // [heads, rank, nope]
+  // The indexer (DeepSeek 3.2; LatentShape::index_top): attend() reads the index_top tokens whose
+  //   score(t) = sum over index heads i of index_weights(n)_i * max(0, index_q(norm_q(q_a n))_i .
+  //   index_key(t))
+  // is largest, of equals the earlier, for all heads alike, and every token while there are no more. The
+  // first `rope` dimensions of its queries and keys are rotated, in halves whatever Rope says.
+  Linear index_q = {};        // [index_heads * index_dim, q_rank]; absent: every token is read
+  Linear index_k = {};        // [index_dim, hidden]
+  Norm index_k_norm = {};     // over index_dim: index_key = norm(index_k n), which is cached beside the key
+  Linear index_weights = {};  // [index_heads, hidden]
 };
 
 struct Rope {
@@ -456,6 +465,8 @@ struct KvGroupSpec {
 struct LatentShape {
   int32_t rank = 0, rope = 0, nope = 0, value = 0;
   int32_t q_rank = 0;  // 0: queries are not compressed
+  // Of the indexer, and how many tokens it chooses; 0: there is none.
+  int32_t index_heads = 0, index_dim = 0, index_top = 0;
 };
 
 // Everything an executor sizes its memory by.
@@ -500,15 +511,19 @@ struct ExecutorSpec {
   }
   // Of a latent cache values are the keys.
   int32_t kv_parts() const { return latent.rank > 0 ? 1 : 2; }
-  // One block of group g: [layers in group][key, value][kv_heads][16][head_dim], contiguous; of a latent
-  // cache without the values; of a state group [layers in group] of StateBlock, in float32.
+  // A layer's part of a block of group g: [key, value][kv_heads][16][head_dim]; of a latent cache without the
+  // values, and with an indexer's keys [16][index_dim] behind; of a state group a StateBlock, in float32.
+  size_t kv_layer_bytes(int group) const {
+    if (kv_groups[static_cast<size_t>(group)].state)
+      return static_cast<size_t>(StateBlock(state).floats) * sizeof(float);
+    const size_t index = latent.index_dim > 0 ? kv_head_bytes(kv_type, latent.index_dim) : 0;
+    return kBlockTokens * (static_cast<size_t>(kv_parts()) * static_cast<size_t>(kv_heads_of(group)) *
+                               kv_head_bytes(kv_type, head_dim_of(group)) +
+                           index);
+  }
+  // One block of group g: [layers in group], contiguous.
   size_t kv_block_bytes(int group) const {
-    if (kv_groups[group].state) {
-      return static_cast<size_t>(kv_groups[group].num_layers) *
-             static_cast<size_t>(StateBlock(state).floats) * sizeof(float);
-    }
-    return static_cast<size_t>(kv_groups[group].num_layers) * kv_parts() * kv_heads_of(group) * kBlockTokens *
-           kv_head_bytes(kv_type, head_dim_of(group));
+    return static_cast<size_t>(kv_groups[static_cast<size_t>(group)].num_layers) * kv_layer_bytes(group);
   }
   // Bounds of a block's keys beside it, for sparse attention: [layers in group][kv_heads][least, largest]
   // [head_dim in whole sixteens] in bf16, of groups with full attention. They follow from the block's bytes:

@@ -1,6 +1,6 @@
-// Latent attention, operation by operation, against `reference`: with compressed queries and without, odd
-// shapes, weights of many types, every cache type; and the same bits on every instruction set of the CPU,
-// however a prompt is cut. Further devices (MILLRACE_TEST_DEVICES) have bits of their own.
+// Latent attention, operation by operation, against `reference`: with compressed queries and without, with an
+// indexer, odd shapes, weights of many types, every cache type; and the same bits on every instruction set of
+// the CPU, however a prompt is cut. Further devices (MILLRACE_TEST_DEVICES) have bits of their own.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,6 +27,17 @@ constexpr Shape kWide = {64, 24, {.rank = 288, .rope = 32, .nope = 32, .value = 
 // Of models: what a GPU has tensor core kernels for.
 constexpr Shape kReal = {128, 16, {.rank = 512, .rope = 64, .nope = 128, .value = 128, .q_rank = 96}};
 constexpr Shape kSmallRank = {128, 66, {.rank = 256, .rope = 64, .nope = 64, .value = 64, .q_rank = 0}};
+// With an indexer: of 70 tokens a third is read, not in whole pages; more index heads than are taken at once.
+constexpr Shape kIndexed = {64,
+                            5,
+                            {.rank = 48,
+                             .rope = 16,
+                             .nope = 32,
+                             .value = 32,
+                             .q_rank = 32,
+                             .index_heads = 6,
+                             .index_dim = 27,
+                             .index_top = 23}};
 constexpr int32_t kTokens = 70;
 
 struct Tensors {
@@ -45,6 +56,13 @@ struct Tensors {
     of["k_b"] = matrix(l.rank, l.nope, s.heads);
     of["v_b"] = matrix(l.value, l.rank, s.heads);
     of["o"] = matrix(s.hidden, int64_t{s.heads} * l.value);
+    if (l.index_top > 0) {
+      of["index_q"] = matrix(int64_t{l.index_heads} * l.index_dim, l.q_rank);
+      of["index_k"] = matrix(l.index_dim, s.hidden);
+      of["index_weights"] = matrix(l.index_heads, s.hidden);
+      of["index_norm"] = random_vector(random, l.index_dim, 1.0f, 0.2f);
+      of["index_bias"] = random_vector(random, l.index_dim, 0.0f, 0.2f);
+    }
     of["norm"] = random_vector(random, s.hidden, 1.0f, 0.2f);
     of["q_norm"] = random_vector(random, std::max(1, l.q_rank), 1.0f, 0.2f);
     of["kv_norm"] = random_vector(random, l.rank, 1.0f, 0.2f);
@@ -73,7 +91,7 @@ std::vector<float> run(Backend& backend, const Tensors& tensors, const Shape& s,
                        int32_t total = kTokens) {
   std::map<std::string, WeightPtr> weights;
   for (const auto& [name, tensor] : tensors.of) {
-    const bool vector = name.ends_with("norm");
+    const bool vector = name.ends_with("norm") || name.ends_with("bias");
     weights[name] = backend.load_weight(tensor.view, vector ? WeightUse::kVector : WeightUse::kMatrix);
   }
   const auto get = [&](const char* name) -> const Weight* {
@@ -99,13 +117,18 @@ std::vector<float> run(Backend& backend, const Tensors& tensors, const Shape& s,
     executor->write_slot(Slot::kResidual, std::span(x).subspan(static_cast<size_t>(done * s.hidden),
                                                                static_cast<size_t>(count * s.hidden)));
     for (int layer = 0; layer < 2; ++layer) {
-      executor->norm_latent_qkv({.norm = {get("norm"), 1e-5f},
-                                 .q_a = {get("q_a")},
-                                 .q_a_norm = {get("q_norm"), 1e-6f},
-                                 .q = {get("q")},
-                                 .kv_a = {get("kv_a")},
-                                 .kv_a_norm = {get("kv_norm"), 1e-6f},
-                                 .k_b = {get("k_b")}});
+      executor->norm_latent_qkv(
+          {.norm = {get("norm"), 1e-5f},
+           .q_a = {get("q_a")},
+           .q_a_norm = {get("q_norm"), 1e-6f},
+           .q = {get("q")},
+           .kv_a = {get("kv_a")},
+           .kv_a_norm = {get("kv_norm"), 1e-6f},
+           .k_b = {get("k_b")},
+           .index_q = {get("index_q")},
+           .index_k = {get("index_k")},
+           .index_k_norm = {get("index_norm"), 1e-6f, get("index_bias"), Norm::Kind::kLayer},
+           .index_weights = {get("index_weights")}});
       executor->rope_append_kv(
           {.layer = layer, .inv_freq = inv_freq, .magnitude = 1.1f, .interleaved = true});
       executor->attend({.layer = layer, .scale = 0.15f});
@@ -214,6 +237,58 @@ TEST(LatentAttention, ALongContextIsSplit) {
   compare_further(kEven, DType::kF32, DType::kF32, want, kLong);
 }
 
+// Every type of cache, every table, prompts in pieces: the tokens that the reference chooses, and the same
+// bits. Where the cache rounds keys two scores may change places, so that a row reads another token.
+TEST(IndexedAttention, AgreesWithTheReferenceForEveryCache) {
+  const Tensors tensors(DType::kF32, kIndexed);
+  const auto reference = make_reference_backend();
+  for (const DType kv_type : {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3}) {
+    SCOPED_TRACE(std::string(info(kv_type).name));
+    const std::vector<float> want = run(*reference, tensors, kIndexed, kv_type, kTokens);
+    std::vector<float> first;
+    for (const Device& device : cpu_devices()) {
+      const std::vector<float> got = run(*device.backend, tensors, kIndexed, kv_type, kTokens);
+      EXPECT_LT(error_of(got, want), allowed(DType::kF32, kv_type)) << device.label;
+      for (const int32_t chunk : {1, 7, 40})
+        EXPECT_EQ(run(*device.backend, tensors, kIndexed, kv_type, chunk), got)
+            << device.label << " by " << chunk;
+      if (first.empty()) first = got;
+      EXPECT_EQ(got, first) << device.label;
+    }
+  }
+}
+
+// Rows within the budget have the bits they have without an indexer, the others read fewer tokens.
+TEST(IndexedAttention, LeavesTokensOutBeyondItsBudget) {
+  const Tensors tensors(DType::kF32, kIndexed);
+  Shape all = kIndexed;
+  all.latent.index_top = 4096;  // beyond every context
+  const auto backend = make_cpu_backend({2});
+  const std::vector<float> some = run(*backend, tensors, kIndexed, DType::kF32, kTokens),
+                           full = run(*backend, tensors, all, DType::kF32, kTokens);
+  const auto [at, other] = std::mismatch(some.begin(), some.end(), full.begin());
+  EXPECT_EQ((at - some.begin()) / kIndexed.hidden, kIndexed.latent.index_top);
+  EXPECT_GT(error_of(some, full), 0.05);
+}
+
+// Many pages a task, more chosen tokens than a split of the context has, several threads.
+TEST(IndexedAttention, ALongContextIsSharedOutAmongThreads) {
+  constexpr int32_t kLong = 1060;  // 75 blocks in the pool: TestSequence scatters by sevens
+  Shape s = kIndexed;
+  s.latent.index_top = 600;
+  const Tensors tensors(DType::kF32, s);
+  const std::vector<float> want = run(*make_reference_backend(), tensors, s, DType::kF32, kLong, kLong);
+  std::vector<float> first;
+  for (const int threads : {1, 3}) {
+    const auto backend = make_cpu_backend({threads});
+    const std::vector<float> got = run(*backend, tensors, s, DType::kF32, kLong, kLong);
+    EXPECT_LT(error_of(got, want), 2e-5) << threads;
+    if (first.empty()) first = got;
+    EXPECT_TRUE(got == first) << threads;
+    EXPECT_TRUE(run(*backend, tensors, s, DType::kF32, 101, kLong) == first) << threads;
+  }
+}
+
 TEST(LatentAttention, FurtherDevicesAgreeWithTheReferenceForSizesOfModels) {
   if (further_devices().empty()) GTEST_SKIP() << "MILLRACE_TEST_DEVICES names no further device";
   const auto reference = make_reference_backend();
@@ -231,6 +306,8 @@ TEST(LatentAttention, FurtherDevicesAgreeWithTheReferenceForSizesOfModels) {
 TEST(LatentAttention, ACacheHasOneVectorAToken) {
   const ExecutorSpec spec = spec_of(kEven, DType::kBF16);
   EXPECT_EQ(spec.kv_block_bytes(0), size_t{2} * kBlockTokens * (64 + 16) * 2);
+  const ExecutorSpec indexed = spec_of(kIndexed, DType::kBF16);
+  EXPECT_EQ(indexed.kv_block_bytes(0), size_t{2} * kBlockTokens * (48 + 16 + 27) * 2);
 }
 
 TEST(LatentAttention, AnInt8CacheIsRefused) {

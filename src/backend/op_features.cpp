@@ -40,7 +40,8 @@ constexpr const char* kNames[] = {"LayerNorm",
                                   "a norm of values",
                                   "inputs of layers",
                                   "norms of experts",
-                                  "sparse attention"};
+                                  "sparse attention",
+                                  "an indexer of tokens"};
 static_assert(static_cast<int>(OpFeature::kCount) <= 64, "OpFeatures has a bit for each, in 64");
 static_assert(sizeof(kNames) / sizeof(*kNames) == static_cast<size_t>(OpFeature::kCount));
 

@@ -45,6 +45,7 @@ enum class OpFeature : int {
   kLayerInputs,     // LayerInputs, EndLayer
   kExpertNorms,     // Experts::norm, Route::score_scale, Route::expert_scales
   kSparse,          // SequenceSlice::sparse_pages
+  kIndexer,         // NormLatentQkv::index_q
   kCount,
 };
 

@@ -62,9 +62,10 @@ struct ReceivedRows {
   void unpack(std::span<const std::byte> bytes);
 };
 
-// What of a KV block, [layers of the group][key, value][kv heads][16 x head_dim], is a rank's: some KV heads
-// of all layers, or all of some layers.
+// What of a KV block (ExecutorSpec::kv_layer_bytes) is a rank's: some KV heads of all layers, or all of some
+// layers.
 struct BlockPart {
+  int group = 0;
   dist::Range layers, kv_heads;
   bool empty() const { return layers.size() == 0 || kv_heads.size() == 0; }
 };
@@ -74,6 +75,12 @@ size_t part_bytes(const ExecutorSpec& whole, const BlockPart& part);
 // copy(offset in the whole block, offset in the part, bytes) for each piece.
 template <class Copy>
 void for_each_piece(const ExecutorSpec& whole, const BlockPart& part, const Copy& copy) {
+  if (part.kv_heads.size() == whole.kv_heads) {  // whatever a layer keeps
+    const size_t layer = whole.kv_layer_bytes(part.group);
+    if (part.empty()) return;
+    return copy(static_cast<size_t>(part.layers.begin) * layer, size_t{0},
+                static_cast<size_t>(part.layers.size()) * layer);
+  }
   const size_t head = static_cast<size_t>(kBlockTokens) * kv_head_bytes(whole.kv_type, whole.head_dim);
   const auto heads = static_cast<size_t>(whole.kv_heads), mine = static_cast<size_t>(part.kv_heads.size());
   const auto first_head = static_cast<size_t>(part.kv_heads.begin);

@@ -84,6 +84,8 @@ dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& confi
       if (!config.keeps(l) || (config.has_state(l) && !config.state_beside)) continue;
       rank.kv_bytes_per_token +=
           static_cast<size_t>(parts * heads.kv.size()) * kv_head_bytes(kv_type, config.head_dim);
+      if (config.latent.index_dim > 0)
+        rank.kv_bytes_per_token += kv_head_bytes(kv_type, config.latent.index_dim);
     }
   }
   return plan;

@@ -26,6 +26,7 @@
   ONE(kGlm4Moe)                     \
   ONE(kLlama4)                      \
   ONE(kDeepSeek2)                   \
+  ONE(kDeepSeek32)                  \
   ONE(kMistral4)                    \
   ONE(kMistral3)                    \
   ONE(kQwen3Next)                   \

@@ -2,7 +2,6 @@
 // layers that draft further tokens are not read.
 #include <string>
 
-#include "base/error.h"
 #include "io/hf_directory.h"
 #include "model/config_reader.h"
 #include "model/latent_decoder.h"
@@ -43,21 +42,8 @@ class DeepSeek2 final : public LatentDecoder {
   void settle_hf(nlohmann::json& config) const override {
     if (config.value("model_type", "") == "deepseek_v2") config["rope_interleave"] = true;  // always
     if (config.value("model_type", "") != "glm4_moe_lite") return;
-    size_t dense = 1;
-    const auto types = config.find("mlp_layer_types");
-    if (types != config.end() && types->is_array()) {
-      for (dense = 0; dense < types->size() && (*types)[dense] == "dense";) ++dense;
-      for (size_t l = dense; l < types->size(); ++l) {
-        if ((*types)[l] != "sparse") {
-          throw_error(
-              ErrorCode::kUnsupported,
-              "config.json: mlp_layer_types[{}]: found {}, expected dense layers first and sparse ones "
-              "behind them",
-              l, (*types)[l].dump());
-        }
-      }
-    }
-    config["first_k_dense_replace"] = dense;
+    config["first_k_dense_replace"] = 1;
+    settle_layer_types(config);
   }
 
   std::vector<SyntheticPreset> presets() const override {

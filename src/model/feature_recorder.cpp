@@ -53,6 +53,7 @@ void FeatureRecorder::norm_qkv(const NormQkv& op) {
 void FeatureRecorder::norm_latent_qkv(const NormLatentQkv& op) {
   norm_before(op.norm);
   features_.add(OpFeature::kLatent);
+  features_.add(OpFeature::kIndexer, op.index_q.weight != nullptr);
 }
 
 void FeatureRecorder::rope_append_kv(const Rope& op) {

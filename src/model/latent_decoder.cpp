@@ -12,6 +12,8 @@
 namespace millrace {
 namespace {
 
+constexpr float kIndexNormEps = 1e-6f;  // transformers' class has it so; files do not say
+
 // Sizes as transformers has them, or as llama.cpp does: newer files count the absorbed heads and have the
 // others beside them (key_length_mla), older ones have the others alone.
 void read_latent(const ConfigReader& reader, ModelConfig& config) {
@@ -56,6 +58,22 @@ void settle_groups(const ConfigReader& reader, ModelConfig& config, bool ignored
               reader.checkpoint().path(), config.expert_groups_chosen, config.expert_groups);
 }
 
+// Of the indexer (NormLatentQkv::index_q), beside compressed queries.
+void add_indexer(std::vector<WeightSpec>& to, const ModelConfig& c) {
+  using W = LatentWeights;
+  const LatentShape& s = c.latent;
+  to.push_back(matrix_weight("indexer.attn_q_b.weight", "self_attn.indexer.wq_b.weight",
+                             int64_t{s.index_heads} * s.index_dim, s.q_rank, own_weight(&W::index_q)));
+  to.push_back(matrix_weight("indexer.attn_k.weight", "self_attn.indexer.wk.weight", s.index_dim, c.hidden,
+                             own_weight(&W::index_k)));
+  to.push_back(norm_weight("indexer.k_norm.weight", "self_attn.indexer.k_norm.weight", s.index_dim,
+                           own_weight(&W::index_k_norm)));
+  to.push_back(bias_weight("indexer.k_norm.bias", "self_attn.indexer.k_norm.bias", {s.index_dim},
+                           own_weight(&W::index_k_norm_bias), Presence::kRequired));
+  to.push_back(matrix_weight("indexer.proj.weight", "self_attn.indexer.weights_proj.weight", s.index_heads,
+                             c.hidden, own_weight(&W::index_weights)));
+}
+
 }  // namespace
 
 void LatentDecoder::add_latent_attention(std::vector<WeightSpec>& to, const ModelConfig& c) {
@@ -77,6 +95,7 @@ void LatentDecoder::add_latent_attention(std::vector<WeightSpec>& to, const Mode
     to.push_back(
         matrix_weight("attn_q.weight", "self_attn.q_proj.weight", q, c.hidden, &LayerWeights::attn_q));
   }
+  if (s.index_top > 0) add_indexer(to, c);
   to.push_back(matrix_weight("attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight", kv, c.hidden,
                              own_weight(&W::kv_a)));
   to.push_back(bias_weight("attn_kv_a_mqa.bias", "self_attn.kv_a_proj_with_mqa.bias", {kv},
@@ -106,6 +125,21 @@ void LatentDecoder::add_latent_attention(std::vector<WeightSpec>& to, const Mode
 
 std::vector<std::pair<std::string_view, std::string_view>> LatentDecoder::hf_aliases() const {
   return {{"num_local_experts", "n_routed_experts"}, {"num_experts", "n_routed_experts"}};
+}
+
+void LatentDecoder::settle_layer_types(nlohmann::json& config) {
+  const auto types = config.find("mlp_layer_types");
+  if (types == config.end() || !types->is_array()) return;
+  size_t dense = 0;
+  while (dense < types->size() && (*types)[dense] == "dense") ++dense;
+  for (size_t l = dense; l < types->size(); ++l) {
+    if ((*types)[l] == "sparse") continue;
+    throw_error(ErrorCode::kUnsupported,
+                "config.json: mlp_layer_types[{}]: found {}, expected dense layers first and sparse ones "
+                "behind them",
+                l, (*types)[l].dump());
+  }
+  config["first_k_dense_replace"] = dense;
 }
 
 void LatentDecoder::read_config(const ConfigReader& reader, ModelConfig& config) const {
@@ -146,6 +180,11 @@ void LatentDecoder::write_keys(GgufKeys& keys) const {
   keys.size("attention.value_length_mla", c.latent.value);
   keys.size("attention.kv_lora_rank", c.latent.rank);
   if (c.latent.q_rank > 0) keys.size("attention.q_lora_rank", c.latent.q_rank);
+  if (c.latent.index_top > 0) {
+    keys.size("attention.indexer.head_count", c.latent.index_heads);
+    keys.size("attention.indexer.key_length", c.latent.index_dim);
+    keys.size("attention.indexer.top_k", c.latent.index_top);
+  }
   keys.size("rope.dimension_count", c.latent.rope);
   write_norm(keys);
   if (c.own.at("latent_eps") != c.norm_eps)
@@ -195,13 +234,18 @@ void LatentDecoder::layer(Executor& x, const LayerWeights& weights, const ModelC
 
 void LatentDecoder::attend_latent(Executor& x, const LatentWeights& w, const ModelConfig& config, int index) {
   const float eps = config.own.at("latent_eps");
-  x.norm_latent_qkv({.norm = norm_of(config, w.attn_norm, w.attn_norm_bias),
-                     .q_a = {w.q_a.get(), w.q_a_bias.get()},
-                     .q_a_norm = {w.q_a_norm.get(), eps},
-                     .q = {w.attn_q.get()},
-                     .kv_a = {w.kv_a.get(), w.kv_a_bias.get()},
-                     .kv_a_norm = {w.kv_a_norm.get(), eps},
-                     .k_b = {w.k_b.get()}});
+  x.norm_latent_qkv(
+      {.norm = norm_of(config, w.attn_norm, w.attn_norm_bias),
+       .q_a = {w.q_a.get(), w.q_a_bias.get()},
+       .q_a_norm = {w.q_a_norm.get(), eps},
+       .q = {w.attn_q.get()},
+       .kv_a = {w.kv_a.get(), w.kv_a_bias.get()},
+       .kv_a_norm = {w.kv_a_norm.get(), eps},
+       .k_b = {w.k_b.get()},
+       .index_q = {w.index_q.get()},
+       .index_k = {w.index_k.get()},
+       .index_k_norm = {w.index_k_norm.get(), kIndexNormEps, w.index_k_norm_bias.get(), Norm::Kind::kLayer},
+       .index_weights = {w.index_weights.get()}});
   Rope rope = rope_of(config, index);
   rope.growth = query_growth(config);
   x.rope_append_kv(rope);

@@ -1,5 +1,5 @@
 // LatentDecoder: a decoder with latent attention, of which one vector a token is cached (DeepSeek-AI 2024): a
-// dense start, then routed experts beside shared ones. DeepSeek V2 and V3 and Mistral 4 are such.
+// dense start, then routed experts beside shared ones. DeepSeek V2 to V3.2 and Mistral 4 are such.
 #pragma once
 
 #include "model/architecture.h"
@@ -9,6 +9,7 @@ namespace millrace {
 
 struct LatentWeights : LayerWeights {
   WeightPtr q_a, q_a_bias, q_a_norm, kv_a, kv_a_bias, kv_a_norm, k_b, v_b;
+  WeightPtr index_q, index_k, index_k_norm, index_k_norm_bias, index_weights;  // of an indexer
 };
 
 class LatentDecoder : public Architecture {
@@ -30,6 +31,8 @@ class LatentDecoder : public Architecture {
   virtual HfChoice hf_choice(const ConfigReader& reader) const = 0;
   // Softmax: groups of experts are chosen by their largest score; else those that leave some out are refused.
   virtual bool softmax_groups_by_largest() const { return false; }
+  // Where config.json names the kind of each layer: first_k_dense_replace is how many dense ones there are.
+  static void settle_layer_types(nlohmann::json& config);
   // Hugging Face's names of what comes behind attention.
   struct FeedForwardNamesOf {
     ExpertWeights experts;

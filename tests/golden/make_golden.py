@@ -28,6 +28,7 @@ blocks.bin. Decoding is exact: every product fits in 24 bits, so the values must
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -158,6 +159,27 @@ def router_margins(net, top_k, tokens):
     return out, torch.stack(margins).min(dim=0).values
 
 
+@contextlib.contextmanager
+def index_margins(top):
+    """Of every choice of an indexer, the gap between the last chosen token and the first rejected one, relative to
+    how far the scores are spread: a list, filled meanwhile."""
+    margins, topk = [], torch.Tensor.topk
+
+    def noting(scores, k, *args, **kwargs):
+        if k == top:
+            best = scores.sort(dim=-1, descending=True).values
+            gaps, spread = best[..., top - 1] - best[..., top], best[..., :top].std(dim=-1)
+            some = best[..., top] > -1e30  # others see no more than `top` tokens
+            margins.append(float((gaps / spread)[some].min()) if some.any() else 1.0)
+        return topk(scores, k, *args, **kwargs)
+
+    torch.Tensor.topk = noting
+    try:
+        yield margins
+    finally:
+        torch.Tensor.topk = topk
+
+
 def choose_prompts(model, net, rng):
     """Random prompts; for a mixture, drawn again until no routing decision hangs by a thread."""
     vocab, top_k = model.config["vocab_size"], next(
@@ -170,8 +192,9 @@ def choose_prompts(model, net, rng):
             if not top_k:
                 out.append((tokens, logits_of(net, tokens), None))
                 break
-            logits, margin = router_margins(net, top_k, tokens)
-            if margin.min() > 5e-4:
+            with index_margins(model.config.get("index_topk")) as index:
+                logits, margin = router_margins(net, top_k, tokens)
+            if margin.min() > 5e-4 and min(index, default=1.0) > 1e-5:
                 out.append((tokens, logits, margin))
                 break
         else:
@@ -312,7 +335,7 @@ def record(model, folder):
         messages=MESSAGES, add_generation_prompt=True, bos_token=tokenizer["bos"], eos_token=tokenizer["eos"])
     golden = {
         "format": 1, "name": model.name, "files": files, "vocab_size": model.config["vocab_size"], "window": window,
-        "architecture": gguf.MODEL_ARCH_NAMES[model.gguf_arch()],
+        "architecture": model.gguf_name(),
         "logit_std": round(float(data.std()), 3), "features": feature_changes(model, prompts),
         "greedy": greedy(net, prompts, model.hf.get("limited", False)), "texts": tokenizer["texts"], "chat": {"messages": MESSAGES, "text": chat},
         "min_router_margin": None if prompts[0][2] is None else round(min(float(m.min()) for _, _, m in prompts), 5),

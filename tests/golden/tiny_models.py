@@ -15,7 +15,7 @@ import tiny_tokenizers
 from write_models import Model
 
 MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe_lite",
-            "qwen3_next", "qwen3_5_moe_text", "lfm2_moe")
+            "deepseek_v32", "qwen3_next", "qwen3_5_moe_text", "lfm2_moe")
 QKV, PROJ = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
 
 
@@ -69,16 +69,24 @@ class Draw:
         c = self.config
         hidden, heads, rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
         nope, rope, value = (c[k] for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+        indexed = "index_topk" in c  # a cache's rounding changes what is chosen: no single token may weigh much
         if q_rank := c["q_lora_rank"]:
             self.linear(f"{at}.q_a_proj", q_rank, hidden, 1.3)
             self.norm(f"{at}.q_a_layernorm", q_rank)
-            self.linear(f"{at}.q_b_proj", heads * (nope + rope), q_rank, 1.3)
+            self.linear(f"{at}.q_b_proj", heads * (nope + rope), q_rank, 0.5 if indexed else 1.3)
         else:
             self.linear(f"{at}.q_proj", heads * (nope + rope), hidden, 1.3)
         self.linear(f"{at}.kv_a_proj_with_mqa", rank + rope, hidden, 1.3)
         self.norm(f"{at}.kv_a_layernorm", rank)
         self.linear(f"{at}.kv_b_proj", heads * (nope + value), rank, 1.3)
-        self.linear(f"{at}.o_proj", hidden, heads * value, 1.6)
+        self.linear(f"{at}.o_proj", hidden, heads * value, 0.5 if indexed else 1.6)
+        if indexed:
+            heads, dim = c["index_n_heads"], c["index_head_dim"]
+            self.linear(f"{at}.indexer.wq_b", heads * dim, q_rank, 1.3)
+            self.linear(f"{at}.indexer.wk", dim, hidden, 1.3)
+            self.norm(f"{at}.indexer.k_norm", dim)
+            self.vector(f"{at}.indexer.k_norm.bias", dim, 0.0, 0.3)
+            self.linear(f"{at}.indexer.weights_proj", heads, hidden, 1.3)
         if c.get("attention_bias"):
             self.vector(f"{at}.kv_a_proj_with_mqa.bias", rank + rope, 0.0, 0.3)
             self.vector(f"{at}.o_proj.bias", hidden, 0.0, 0.3)
@@ -457,6 +465,20 @@ def build():
                                             v_head_dim=16, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
                                             moe_intermediate_size=16, topk_method="group_limited_greedy", n_group=4,
                                             topk_group=2, routed_scaling_factor=1.5, first_k_dense_replace=1),
+        "deepseek-v32": lambda: plain("deepseek-v32", 79, "deepseek_v32", "DeepseekV32ForCausalLM", "llama3",
+                                      shape(48, 2, 3, 3, 64), hf={"x": 1},
+                                      gguf={"types": T.BF16, "absorbed": True, "arch": "GLM_DSA", "name": "deepseek32",
+                                            "keys": {"add_rope_scaling_attn_factors": by(1.0) / by(0.7),
+                                                     "add_indexer_head_count": 8, "add_indexer_key_length": 20,
+                                                     "add_indexer_top_k": 37}},
+                                      variants={"yarn without truncation": None, "topk_group": None, "indexer": {"index_topk": 4096},
+                                                "index_topk one more": {"index_topk": 38}},
+                                      linear=lambda rng, n, sh, std: qf.exact_bf16(rng, sh, 0.0, std),
+                                      kv_lora_rank=40, q_lora_rank=24, qk_nope_head_dim=20, qk_rope_head_dim=8,
+                                      v_head_dim=12, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1,
+                                      moe_intermediate_size=24, n_group=2, topk_group=2, routed_scaling_factor=0.8,
+                                      norm_topk_prob=True, first_k_dense_replace=1, rope_scaling=deepseek_yarn,
+                                      index_topk=37, index_n_heads=8, index_head_dim=20),
         "mistral4": lambda: plain("mistral4", 73, "mistral4", "Mistral4ForCausalLM", "llama3", shape(64, 2, 4, 4, 64),
                                   hf={"stacked": True},
                                   gguf={"types": {"attn_k_b": T.BF16, None: T.Q8_0}, "absorbed": True,

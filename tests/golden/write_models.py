@@ -59,6 +59,10 @@ class Model:
     def gguf_arch(self):
         return getattr(gguf.MODEL_ARCH, self.gguf.get("arch") or GGUF_ARCH[self.type])
 
+    def gguf_name(self):
+        """What general.architecture says; of those that gguf-py does not know yet the tensors are another's."""
+        return self.gguf.get("name") or gguf.MODEL_ARCH_NAMES[self.gguf_arch()]
+
     def transposed(self, name):
         """Whether Hugging Face has the matrix as [in, out]."""
         return self.type == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
@@ -287,7 +291,8 @@ def add_metadata(writer, model):
         writer.add_expert_count(c["num_experts"])
         writer.add_expert_used_count(c["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(c["moe_intermediate_size"])
-    if model.type in ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v2", "deepseek_v3", "mistral4"):
+    if model.type in ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v2", "deepseek_v3",
+                      "deepseek_v32", "mistral4"):
         add_experts(writer, model)
     if rope.get("rope_type") == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
@@ -344,7 +349,7 @@ def add_experts(writer, model):
         writer.add_expert_shared_count(c["n_shared_experts"])
         writer.add_leading_dense_block_count(c["first_k_dense_replace"])
         writer.add_expert_weights_scale(c["routed_scaling_factor"])
-    if model.type in ("glm4_moe", "deepseek_v3"):
+    if model.type in ("glm4_moe", "deepseek_v3", "deepseek_v32"):
         writer.add_expert_feed_forward_length(c["moe_intermediate_size"])
         writer.add_expert_shared_count(c["n_shared_experts"])
         writer.add_leading_dense_block_count(c["first_k_dense_replace"])
@@ -380,8 +385,7 @@ def add_tokenizer(writer, model):
 
 def write_gguf(model, path):
     """Writes path, or path's -00001-of-0000N parts; returns the first file."""
-    arch = model.gguf_arch()
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch], split_max_tensors=model.gguf.get("split", 0))
+    writer = gguf.GGUFWriter(path, model.gguf_name(), split_max_tensors=model.gguf.get("split", 0))
     add_metadata(writer, model)
     add_tokenizer(writer, model)
     for name, w in gguf_tensors(model).items():

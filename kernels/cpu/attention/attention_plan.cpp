@@ -38,8 +38,9 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape, int threads, Arena& ar
   positions_ = arena.take<int32_t>(shape.max_rows);
   sequence_of_ = arena.take<int32_t>(shape.max_rows);
   tiles_ = arena.take<QueryTile>(shape.max_rows);
-  dense_tiles_ = arena.take<QueryTile>(shape.sparse ? shape.max_rows : 0);
-  sparse_rows_ = arena.take<int32_t>(shape.sparse ? shape.max_rows : 0);
+  const bool leaves_out = shape.sparse || shape.index_top > 0;
+  dense_tiles_ = arena.take<QueryTile>(leaves_out ? shape.max_rows : 0);
+  sparse_rows_ = arena.take<int32_t>(leaves_out ? shape.max_rows : 0);
   split_partials_ = take_partial(arena, max_partials_ * tile_rows_, padded_dim_);
   scratch_ = arena.take<AttentionScratch>(threads);
   const int64_t scratch_rows = int64_t{kMaxHeads} * tile_rows_;
@@ -85,10 +86,10 @@ void AttentionPlan::begin_step(std::span<const AttentionSequence> sequences) {
     for (int32_t t = 0; t < num_tokens; t += tokens_per_tile_) {
       tiles_[num_tiles_++] = {s, t, std::min(tokens_per_tile_, num_tokens - t)};
     }
-    any_sparse_ |= sequences[i].sparse_pages > 0;
+    any_sparse_ |= sequences[i].sparse_pages > 0 || is_indexed(context_len + num_tokens - 1);
   }
   if (!any_sparse_) return;
-  MILLRACE_CHECK(shape_.sparse);
+  MILLRACE_CHECK(shape_.sparse || shape_.index_top > 0);
   for (int32_t row = 0; row < rows_; ++row) note_row(row);
 }
 
@@ -120,7 +121,7 @@ void AttentionPlan::add_token(QueryTile* tiles, int64_t& count, int32_t sequence
 // Where a layer of full attention does with it.
 void AttentionPlan::note_row(int32_t row) {
   const AttentionSequence& sequence = sequences_[sequence_of_[row]];
-  if (sequence.is_sparse(positions_[row])) {
+  if (sequence.is_sparse(positions_[row]) || is_indexed(positions_[row])) {
     sparse_rows_[num_sparse_++] = row;
   } else {
     add_token(dense_tiles_, num_dense_, sequence_of_[row], row - sequence.first_row);

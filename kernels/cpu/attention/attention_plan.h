@@ -20,6 +20,7 @@ struct AttentionShape {
   bool shared_values = false;     // values are the keys: AttentionSplit::shared_values
   bool split_over_ranks = false;  // SplitExchange
   bool sparse = false;            // some sequences may have sparse_pages
+  int32_t index_top = 0;          // above 0: a token that sees more reads so many (indexed_attention.h)
 };
 
 // A sequence's rows of the batch are [first_row, first_row + num_tokens); the first of them stands at
@@ -81,13 +82,13 @@ class AttentionPlan {
   int32_t longest_context() const { return longest_context_; }  // before the step
   std::span<const AttentionSequence> sequences() const { return sequences_; }
   std::span<const QueryTile> tiles() const { return {tiles_, static_cast<size_t>(num_tiles_)}; }
-  // The same in a layer that is sparse where sequences are: tiles of the tokens that read everything, and the
-  // rows, ascending, of those that do not.
+  // The same in a layer that is sparse where sequences are, or everywhere by its indexer: tiles of the tokens
+  // that read everything, and the rows, ascending, of those that do not.
   std::span<const QueryTile> dense_tiles() const {
     return any_sparse_ ? std::span<const QueryTile>(dense_tiles_, static_cast<size_t>(num_dense_)) : tiles();
   }
   std::span<const int32_t> sparse_rows() const { return {sparse_rows_, static_cast<size_t>(num_sparse_)}; }
-  bool any_sparse() const { return any_sparse_; }              // has some sequence sparse_pages?
+  bool any_sparse() const { return any_sparse_; }              // may some row be?
   const int32_t* positions() const { return positions_; }      // [rows]
   const int32_t* sequence_of() const { return sequence_of_; }  // [rows]
 
@@ -104,6 +105,7 @@ class AttentionPlan {
  private:
   void add_token(QueryTile* tiles, int64_t& count, int32_t sequence, int32_t token) const;
   void note_row(int32_t row);
+  bool is_indexed(int32_t position) const { return shape_.index_top > 0 && position >= shape_.index_top; }
 
   AttentionShape shape_;
   int32_t group_size_, tokens_per_tile_, tile_rows_;

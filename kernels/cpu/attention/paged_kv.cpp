@@ -1,5 +1,7 @@
 #include "kernels/cpu/attention/paged_kv.h"
 
+#include <bit>
+
 #include "base/check.h"
 #include "base/float_bits.h"
 #include "kernels/quant/kv_types.h"
@@ -59,6 +61,36 @@ void store_kv(const PagedKv& kv, int32_t sequence, int32_t position, int64_t hea
   store_head(kv.type, key, head_dim, base + kv.key_offset, token, token, kBlockTokens);
   if (value == nullptr) return;
   store_head(kv.type, value, head_dim, base + kv.value_offset, token, token * head_dim, 1);
+}
+
+void load_key_dimension(DType type, const uint8_t* keys, int64_t head_dim, int64_t d, float* to) {
+  const int64_t at = d * kBlockTokens;
+  switch (type) {
+    case DType::kF32:
+      for (int t = 0; t < kBlockTokens; ++t) to[t] = reinterpret_cast<const float*>(keys)[at + t];
+      return;
+    case DType::kF16:
+      for (int t = 0; t < kBlockTokens; ++t)
+        to[t] = to_float(Half{reinterpret_cast<const uint16_t*>(keys)[at + t]});
+      return;
+    case DType::kQ8_0: {  // scales [head_dim / 32][16], then codes [head_dim / 4][16][4]
+      const auto* scales = reinterpret_cast<const uint16_t*>(keys);
+      const auto* codes = reinterpret_cast<const int8_t*>(scales + head_dim / kKvScaleDims * kBlockTokens);
+      for (int t = 0; t < kBlockTokens; ++t) {
+        to[t] = static_cast<float>(codes[d / 4 * 4 * kBlockTokens + t * 4 + d % 4]) *
+                to_float(Half{scales[d / kKvScaleDims * kBlockTokens + t]});
+      }
+      return;
+    }
+    case DType::kF8E4M3:  // scales [16], then codes [head_dim][16]
+      for (int t = 0; t < kBlockTokens; ++t) {
+        to[t] = to_float(Fp8E4M3{keys[kBlockTokens + at + t]}) * std::bit_cast<float>(fp8_scale(keys[t]));
+      }
+      return;
+    default:
+      for (int t = 0; t < kBlockTokens; ++t)
+        to[t] = to_float(BFloat16{reinterpret_cast<const uint16_t*>(keys)[at + t]});
+  }
 }
 
 }  // namespace millrace::cpu

@@ -48,4 +48,7 @@ inline KvType kv_kernel_type(DType type) {
 void store_kv(const PagedKv& kv, int32_t sequence, int32_t position, int64_t head, int64_t head_dim,
               const float* key, const float* value);
 
+// Dimension d of the 16 keys of a head at `keys`, as store_kv left them.
+void load_key_dimension(DType type, const uint8_t* keys, int64_t head_dim, int64_t d, float* to);
+
 }  // namespace millrace::cpu

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/attention/flash_backward.h"
 #include "kernels/cpu/attention/flash_forward.h"
+#include "kernels/cpu/attention/index_scores.h"
 #include "kernels/cpu/attention/page_scores.h"
 #include "kernels/cpu/attention/paged.h"
 #include "kernels/cpu/elementwise/elementwise.h"
@@ -71,6 +72,7 @@ constexpr KernelTable make_table(const char* name) {
       {attend<KvFloat<LoadF32>>, attend<KvFloat<LoadF16>>, attend<KvFloat<LoadBF16>>, attend<KvInt8>,
        attend<KvFp8>},
       page_scores,
+      index_scores,
       quantize_int8,
       rms_norm,
       silu_mul,

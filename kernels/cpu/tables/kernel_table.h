@@ -227,11 +227,22 @@ struct PageScores {
 };
 using PageScoresFn = void (*)(const PageScores& scores);
 
+// What an indexer's queries of one token make of the 16 tokens of a page (attention/index_scores.h):
+// out[t] = sum_h weights[h] * max(0, sum_d query[h][d] keys[d][t])
+struct IndexScores {
+  const float* keys;  // [dim][16]
+  int32_t heads, dim;
+  const float *query, *weights;  // [heads][dim], [heads]
+  float* out;                    // [16]
+};
+using IndexScoresFn = void (*)(const IndexScores& scores);
+
 struct KernelTable {
   const char* name;
   MatmulFn matmul[static_cast<int>(Format::kCount)];
   AttentionFn attention[static_cast<int>(KvType::kCount)];
   PageScoresFn page_scores;
+  IndexScoresFn index_scores;
 
   // Activations [cols] -> ActivationBlock [cols / 32]; cols is a multiple of 32.
   void (*quantize_int8)(const float* x, int64_t cols, ActivationBlock* out);

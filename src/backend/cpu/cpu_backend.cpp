@@ -52,7 +52,7 @@ class CpuBackend final : public Backend {
     // What a token sees behind it, or keeps beside keys and values, is not spread.
     for (const OpFeature feature :
          {OpFeature::kState, OpFeature::kStateBeside, OpFeature::kLatent, OpFeature::kBidirectional,
-          OpFeature::kAdapters, OpFeature::kImages, OpFeature::kSparse}) {
+          OpFeature::kAdapters, OpFeature::kImages, OpFeature::kSparse, OpFeature::kIndexer}) {
       missing.add(feature, spreads_context());
     }
     return missing;

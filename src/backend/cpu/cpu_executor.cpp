@@ -263,7 +263,11 @@ void CpuExecutor::norm_latent_qkv(const NormLatentQkv& op) {
   const int64_t dim = spec_.head_dim, heads = spec_.heads, q_dim = s.nope + s.rope, kv_dim = s.rank + s.rope;
   float *q = work_->head_rows, *compressed = work_->compressed;
   const bool compresses = op.q_a.weight != nullptr;
-  const ActivationRows x = norm_for(op.norm, {compresses ? &op.q_a : &op.q, &op.kv_a});
+  const bool indexes = op.index_q.weight != nullptr;
+  const ActivationRows x =
+      norm_for(op.norm, {compresses ? &op.q_a : &op.q, &op.kv_a, indexes ? &op.index_k : &op.kv_a,
+                         indexes ? &op.index_weights : &op.kv_a});
+  if (indexes) index_keys(op, x);
   const GemmProduct kv{linear_of(op.kv_a), compressed, kv_dim};
   gemm(context(), {&kv, 1}, x, rows_);
   const NormWeights kv_norm = weights_of(op.kv_a_norm);
@@ -280,6 +284,7 @@ void CpuExecutor::norm_latent_qkv(const NormLatentQkv& op) {
               {weights_of(op.q_a_norm), compressed, s.q_rank, compressed, s.q_rank, rows_, s.q_rank},
               kNormedPerTask);
     multiply(op.q, compressed, s.q_rank, q);
+    if (indexes) multiply(op.index_q, compressed, s.q_rank, work_->index_query);
     normed_formats_ = {};
   } else {
     const GemmProduct product{linear_of(op.q), q, heads * q_dim};
@@ -418,7 +423,7 @@ void CpuExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to
 
 // ---------------------------------------------------------------- attention
 
-// A block of a group lies as [layer][key, value][kv_head], of a latent cache as [layer][key].
+// A block of a group lies as [layer][key, value][kv_head], of a latent cache as [layer][key, index key].
 PagedKv CpuExecutor::kv_of(int layer) const { return kv_at(spec_.layers[layer]); }
 
 PagedKv CpuExecutor::kv_at(ExecutorSpec::LayerPlace place) const {
@@ -430,7 +435,7 @@ PagedKv CpuExecutor::kv_at(ExecutorSpec::LayerPlace place) const {
   kv.block_bytes = static_cast<int64_t>(spec_.kv_block_bytes(group));
   const int64_t heads = spec_.kv_heads_of(group);
   kv.head_bytes = kBlockTokens * static_cast<int64_t>(kv_head_bytes(spec_.kv_type, spec_.head_dim_of(group)));
-  kv.key_offset = index * spec_.kv_parts() * heads * kv.head_bytes;
+  kv.key_offset = index * static_cast<int64_t>(spec_.kv_layer_bytes(group));
   kv.value_offset = kv.key_offset + (spec_.kv_parts() - 1) * heads * kv.head_bytes;
   kv.tables = work_->tables[group];
   kv.one_head = spec_.latent.rank > 0;
@@ -491,6 +496,7 @@ void CpuExecutor::rope_append_kv(const Rope& op) {
   append.query_blocks = spec_.kv_type == DType::kQ8_0 ? work_->input.blocks : nullptr;
   append.kv = kv_of(op.layer);
   cpu::rope_append_kv(context(), append);
+  if (spec_.latent.index_dim > 0) append_index_keys(op.layer);
   const ExecutorSpec::LayerPlace place = spec_.layers[static_cast<size_t>(op.layer)];
   if (work_->attention_plan.any_sparse() && has_summaries(place.group)) {
     summarize_full_pages(context(), work_->attention_plan, append.kv, summaries_at(place));

@@ -122,6 +122,9 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   const float* query_scales(const Rope::Growth& growth);
   PagedKv kv_of(int layer) const;
   PagedKv kv_at(ExecutorSpec::LayerPlace place) const;
+  PagedKv index_keys_of(int layer) const;
+  void index_keys(const NormLatentQkv& op, const ActivationRows& x);
+  void append_index_keys(int layer);
   bool has_summaries(int group) const { return spec_.page_summary_bytes(group) > 0; }
   PageSummaries summaries_at(ExecutorSpec::LayerPlace place) const;
   void summarize_block(int group, int32_t block);

@@ -1,14 +1,24 @@
 // The cpu executor's attention: all of a context, the pages that matter (kernels/cpu/attention/
-// sparse_attention.h) with their bounds beside the KV pools, or parts of it on other ranks (context_part.h).
+// sparse_attention.h) with their bounds beside the KV pools, the tokens that an indexer chooses by keys of
+// its own (indexed_attention.h), or parts of it on other ranks (context_part.h).
 #include <algorithm>
 
 #include "backend/cpu/cpu_executor.h"
 #include "backend/cpu/weight.h"
 #include "base/check.h"
+#include "kernels/cpu/attention/indexed_attention.h"
 #include "kernels/cpu/attention/paged_attention.h"
+#include "kernels/cpu/attention/rotary.h"
 #include "kernels/cpu/attention/sparse_attention.h"
+#include "kernels/cpu/matmul/gemm.h"
+#include "kernels/quant/kv_types.h"
 
 namespace millrace::cpu {
+namespace {
+
+constexpr int64_t kIndexRowsPerTask = 4;
+
+}  // namespace
 
 PageSummaries CpuExecutor::summaries_at(ExecutorSpec::LayerPlace place) const {
   PageSummaries summaries;
@@ -40,14 +50,56 @@ PagedAttention CpuExecutor::attention_of(const Attend& op) const {
           op.softcap};
 }
 
+// ---------------------------------------------------------------- the indexer's tokens
+
+// Behind the keys of the layer.
+PagedKv CpuExecutor::index_keys_of(int layer) const {
+  PagedKv kv = kv_of(layer);
+  kv.key_offset += kv.head_bytes;
+  kv.head_bytes = kBlockTokens * static_cast<int64_t>(kv_head_bytes(spec_.kv_type, spec_.latent.index_dim));
+  return kv;
+}
+
+// Keys and the weights of heads; x: the normed rows.
+void CpuExecutor::index_keys(const NormLatentQkv& op, const ActivationRows& x) {
+  const int64_t dim = spec_.latent.index_dim;
+  const GemmProduct products[] = {
+      {linear_of(op.index_k), work_->index_key, dim},
+      {linear_of(op.index_weights), work_->index_weight, spec_.latent.index_heads}};
+  gemm(context(), products, x, rows_);
+  norm_rows(context(),
+            {weights_of(op.index_k_norm), work_->index_key, dim, work_->index_key, dim, rows_, dim},
+            kIndexRowsPerTask);
+}
+
+// Rotated by the angles of the layer's own queries and keys, and the keys into the cache.
+void CpuExecutor::append_index_keys(int layer) {
+  const PagedKv kv = index_keys_of(layer);
+  const int64_t dim = spec_.latent.index_dim, queries = spec_.latent.index_heads * dim;
+  const AttentionPlan& plan = work_->attention_plan;
+  pool_.parallel_for(rows_, kIndexRowsPerTask, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float *c = work_->cosines + row * rotation_size_, *s = work_->sines + row * rotation_size_;
+      float *query = work_->index_query + row * queries, *key = work_->index_key + row * dim;
+      for (int64_t at = 0; at < queries; at += dim) rotate(query + at, c, s, rotation_size_, false);
+      rotate(key, c, s, rotation_size_, false);
+      store_kv(kv, plan.sequence_of()[row], plan.positions()[row], 0, dim, key, nullptr);
+    }
+  });
+}
+
 void CpuExecutor::attend_pages(const Attend& op) {
   const ExecutorSpec::LayerPlace place = spec_.layers[static_cast<size_t>(op.layer)];
   const AttentionPlan& plan = work_->plan_of(place.group);
   const PagedAttention attention = attention_of(op);
   const bool full = op.window == 0 && op.chunk == 0 && !op.bidirectional;
   if (!full || plan.sparse_rows().empty()) return paged_attention(context(), plan, attention);
-  MILLRACE_CHECK(has_summaries(place.group));
   if (!plan.dense_tiles().empty()) paged_attention(context(), plan, attention, plan.dense_tiles());
+  if (work_->indexed_plan) {
+    return indexed_attention(context(), plan, *work_->indexed_plan,
+                             {attention, index_keys_of(op.layer), work_->index_query, work_->index_weight});
+  }
+  MILLRACE_CHECK(has_summaries(place.group));
   sparse_attention(context(), plan, *work_->sparse_plan, attention, summaries_at(place));
 }
 

@@ -26,10 +26,15 @@ AttentionShape attention_shape(const ExecutorSpec& spec) {
   const bool latent = spec.latent.rank > 0;
   bool over_ranks = false;
   for (const KvGroupSpec& group : spec.kv_groups) over_ranks |= group.shelves > 1;
-  return {spec.heads,       latent ? groups_of(spec.heads) : spec.kv_heads,
-          spec.head_dim,    spec.max_tokens,
-          spec.max_context, latent,
-          over_ranks,       spec.page_summaries};
+  return {spec.heads,
+          latent ? groups_of(spec.heads) : spec.kv_heads,
+          spec.head_dim,
+          spec.max_tokens,
+          spec.max_context,
+          latent,
+          over_ranks,
+          spec.page_summaries,
+          spec.latent.index_top < spec.max_context ? spec.latent.index_top : 0};
 }
 
 }  // namespace
@@ -51,6 +56,11 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
     group_plans[static_cast<size_t>(g)].emplace(shape, threads, arena);
   }
   if (spec.page_summaries) sparse_plan.emplace(attention_shape(spec), threads, arena);
+  const AttentionShape shape = attention_shape(spec);
+  if (shape.index_top > 0) {
+    const IndexShape index{spec.latent.index_heads, spec.latent.index_dim, shape.index_top};
+    indexed_plan.emplace(shape, index, spec.kv_type, threads, arena);
+  }
   const int64_t tokens = spec.max_tokens, chosen_rows = tokens * spec.experts_per_token;
   const int64_t normed_rows = std::max(tokens, int64_t{spec.max_logit_rows});
   normed = arena.take<float>(normed_rows * spec.hidden);
@@ -67,6 +77,9 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
     compressed = arena.take<float>(tokens * compressed_cols);
     head_quantized = take_quantized(arena, gemm_heads_rows(heads, tokens), std::max(latent.nope, latent.rank),
                                     with_bf16_tiles);
+    index_query = arena.take<float>(tokens * latent.index_heads * latent.index_dim);
+    index_key = arena.take<float>(tokens * latent.index_dim);
+    index_weight = arena.take<float>(tokens * latent.index_heads);
     // pow2_blocks: of every head as many rows as are taken as blocks.
     if (with_bf16_tiles) {
       const int64_t small = std::min(tokens, kMaxRowsAsBlocks);

@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "kernels/cpu/attention/attention_plan.h"
+#include "kernels/cpu/attention/indexed_attention.h"
 #include "kernels/cpu/attention/sparse_attention.h"
 #include "kernels/cpu/matmul/gemm_heads.h"
 #include "kernels/cpu/moe/experts.h"
@@ -52,7 +53,11 @@ struct Workspace {
   // them or of one layer's, of the same size.
   int64_t layer_input_cols = 0;
   float *layer_inputs, *layer_products;
-  std::optional<SparsePlan> sparse_plan;  // where there are page summaries
+  std::optional<SparsePlan> sparse_plan;    // where there are page summaries
+  std::optional<IndexedPlan> indexed_plan;  // where an indexer may leave tokens out
+  // An indexer's queries [tokens][index heads][index dim], keys [tokens][index dim] and weights of heads
+  // [tokens][index heads].
+  float *index_query = nullptr, *index_key = nullptr, *index_weight = nullptr;
 
   // Layers with a state, and gated attention.
   float* projected;       // [tokens][projected]: products side by side; queries and their gates

@@ -62,6 +62,7 @@ class CudaBackend final : public Backend {
     missing.add(OpFeature::kLayerInputs);
     missing.add(OpFeature::kExpertNorms);
     missing.add(OpFeature::kSparse);
+    missing.add(OpFeature::kIndexer);
     if (std::getenv("MILLRACE_CUDA_UNPROVEN") != nullptr) return missing;
     // Written, and their kernels compared with torch; whole models were not compared on a GPU yet.
     missing.add(OpFeature::kLatent);

@@ -31,8 +31,10 @@ NormQkv on(NormQkv op, Side side) {
 }
 
 NormLatentQkv on(NormLatentQkv op, Side side) {
-  for (Norm* norm : {&op.norm, &op.q_a_norm, &op.kv_a_norm}) *norm = on(*norm, side);
-  for (Linear* linear : {&op.q_a, &op.q, &op.kv_a, &op.k_b}) *linear = on(*linear, side);
+  for (Norm* norm : {&op.norm, &op.q_a_norm, &op.kv_a_norm, &op.index_k_norm}) *norm = on(*norm, side);
+  for (Linear* linear : {&op.q_a, &op.q, &op.kv_a, &op.k_b, &op.index_q, &op.index_k, &op.index_weights}) {
+    *linear = on(*linear, side);
+  }
   return op;
 }
 

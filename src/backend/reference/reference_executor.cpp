@@ -6,6 +6,7 @@
 
 #include "backend/input_watcher.h"
 #include "backend/mixed_part.h"
+#include "backend/reference/reference_ops.h"
 #include "base/check.h"
 #include "kernels/quant/codec.h"
 #include "kernels/reference/naive_attention.h"
@@ -20,53 +21,6 @@ namespace millrace {
 namespace {
 
 using Floats = std::vector<float>;
-
-const ReferenceWeight& own(const Weight& weight) { return static_cast<const ReferenceWeight&>(weight); }
-
-const float* values_of(const Weight* vector) {
-  return vector == nullptr ? nullptr : own(*vector).values.data();
-}
-
-reference::LinearWeights linear_of(const Linear& op) { return {&own(*op.weight).view, values_of(op.bias)}; }
-
-void norm(const Norm& op, const float* x, int64_t size, float* y) {
-  if (!op.present()) {
-    std::copy_n(x, size, y);
-  } else if (op.kind == Norm::Kind::kLayer) {
-    reference::layernorm(x, values_of(op.weight), values_of(op.bias), op.eps, size, y);
-  } else {
-    reference::rmsnorm(x, values_of(op.weight), op.eps, size, y);
-  }
-}
-
-void softcap(float cap, std::span<float> values) {
-  if (cap == 0.0f) return;
-  for (float& x : values) x = static_cast<float>(cap * std::tanh(static_cast<double>(x) / cap));
-}
-
-reference::FeedForward::Activation activation_of(Activation activation) {
-  using enum reference::FeedForward::Activation;
-  switch (activation) {
-    case Activation::kSilu:
-      return kSilu;
-    case Activation::kClampedSwiglu:
-      return kClampedSwiglu;
-    case Activation::kGelu:
-      return kGelu;
-    case Activation::kGeluTanh:
-      return kGeluTanh;
-    case Activation::kReluSquared:
-      break;
-  }
-  return kReluSquared;
-}
-
-// Without a gate, `up` is in its place.
-reference::FeedForward feed_forward_of(const Linear& gate, const Linear& up, const Linear& down,
-                                       Activation activation) {
-  if (gate.weight == nullptr) return {linear_of(up), {}, linear_of(down), activation_of(activation)};
-  return {linear_of(gate), linear_of(up), linear_of(down), activation_of(activation)};
-}
 
 class ReferenceExecutor final : public Executor, public WatchableExecutor, public MixedPart {
  public:
@@ -203,6 +157,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     }
     reference::linear(linear_of(op.q), 0, input, rows_, q.data());
     reference::linear(linear_of(op.kv_a), 0, normed_.data(), rows_, kv.data());
+    if (op.index_q.weight != nullptr) index_rows(op, input);
     for (int64_t t = 0; t < rows_; ++t) {
       std::copy_n(&kv[t * kv_dim + s.rank], s.rope, &key_[t * dim]);
       norm(op.kv_a_norm, &kv[t * kv_dim], s.rank, &key_[t * dim + s.rope]);
@@ -239,6 +194,8 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       }
       if (op.appends)
         reference::append_kv(kv, table_of(s, op.layer), position, key, &value_[row * kv_heads * dim]);
+      if (spec_.latent.index_dim > 0)
+        append_index_key({op.inv_freq, op.magnitude, false}, op.layer, table_of(s, op.layer), row, position);
     });
   }
 
@@ -252,6 +209,15 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       layer.both_ways = s.both_ways;
       layer.table = table_of(s, op.layer);
       layer.sparse_pages = s.sparse_pages;
+      std::vector<bool> chosen;
+      if (spec_.latent.index_top > 0) {
+        const LatentShape& index = spec_.latent;
+        chosen = reference::indexed_tokens(
+            {index_keys_of(op.layer), layer.table, index.index_heads, index.index_top}, position,
+            &index_query_[row * index.index_heads * index.index_dim],
+            &index_weight_[row * index.index_heads]);
+        layer.chosen = &chosen;
+      }
       reference::attend(layer, position, &query_[row * cols], &attention_[row * cols]);
     });
     for (int64_t i = 0; op.gated && i < rows_ * cols; ++i) {
@@ -672,6 +638,28 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     }
   }
 
+  // The indexer's queries, keys and weights of heads; compressed: what its queries are made of.
+  void index_rows(const NormLatentQkv& op, const float* compressed) {
+    const int64_t dim = spec_.latent.index_dim, heads = spec_.latent.index_heads;
+    index_query_.resize(rows_ * heads * dim);
+    index_key_.resize(rows_ * dim);
+    index_weight_.resize(rows_ * heads);
+    reference::linear(linear_of(op.index_q), 0, compressed, rows_, index_query_.data());
+    reference::linear(linear_of(op.index_k), 0, normed_.data(), rows_, index_key_.data());
+    reference::linear(linear_of(op.index_weights), 0, normed_.data(), rows_, index_weight_.data());
+    for (int64_t t = 0; t < rows_; ++t)
+      norm(op.index_k_norm, &index_key_[t * dim], dim, &index_key_[t * dim]);
+  }
+
+  void append_index_key(const reference::Rotary& rotary, int layer, const int32_t* table, int64_t row,
+                        int32_t position) {
+    const int64_t dim = spec_.latent.index_dim, heads = spec_.latent.index_heads;
+    for (int64_t h = 0; h < heads; ++h)
+      reference::rotate(rotary, position, &index_query_[(row * heads + h) * dim]);
+    reference::rotate(rotary, position, &index_key_[row * dim]);
+    reference::append_kv(index_keys_of(layer), table, position, &index_key_[row * dim], nullptr);
+  }
+
   // [rows][heads][value] of what heads attended to.
   Floats head_values(const Linear& op) {
     const LatentShape& s = spec_.latent;
@@ -751,10 +739,17 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     return {kv_type_,
             pools_[group].data(),
             static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float)),
-            static_cast<int64_t>(index) * spec_.kv_parts() * heads * kBlockTokens * dim,
+            index * static_cast<int64_t>(spec_.kv_layer_bytes(group) / sizeof(float)),
             heads,
             dim,
             spec_.kv_parts()};
+  }
+  // Behind the keys of the layer.
+  reference::PagedKv index_keys_of(int layer) {
+    reference::PagedKv kv = kv_of(layer);
+    kv.layer_offset += int64_t{kBlockTokens} * kv.head_dim;
+    kv.head_dim = spec_.latent.index_dim;
+    return kv;
   }
   const int32_t* table_of(const SequenceSlice& s, int layer) const {
     return s.tables[spec_.layers[layer].group];
@@ -766,10 +761,11 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   Batch batch_;
   int64_t rows_ = 0;
   Floats residual_, normed_, query_, key_, value_, attention_, chosen_weight_, logits_;
-  Floats attention_gate_;  // [rows][heads * head_dim]
-  Floats mix_;             // [rows][mix columns]: of layers with a state
-  Floats first_values_;    // [rows][hidden]: of RWKV 7's first layer
-  Floats layer_inputs_;    // [rows][layers * layer_input]
+  Floats attention_gate_;                          // [rows][heads * head_dim]
+  Floats mix_;                                     // [rows][mix columns]: of layers with a state
+  Floats first_values_;                            // [rows][hidden]: of RWKV 7's first layer
+  Floats index_query_, index_key_, index_weight_;  // of an indexer
+  Floats layer_inputs_;                            // [rows][layers * layer_input]
   std::vector<int32_t> chosen_, sent_chosen_;
   Floats sent_residual_, sent_weight_;
   std::vector<Floats> pools_;  // per group: [blocks][layers][key, value][kv_heads][16][head_dim]
@@ -779,8 +775,9 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
 
 size_t reference_workspace_bytes(const ExecutorSpec& spec) {
   const LatentShape& latent = spec.latent;
-  const size_t latent_row =
-      spec.heads * (latent.nope + latent.rope + latent.value) + latent.q_rank + 3 * latent.rank;
+  const size_t latent_row = spec.heads * (latent.nope + latent.rope + latent.value) + latent.q_rank +
+                            3 * latent.rank + (latent.index_heads + 1) * latent.index_dim +
+                            latent.index_heads;
   const size_t per_row = latent_row + 2 * spec.hidden + 2 * (spec.heads + spec.kv_heads) * spec.head_dim +
                          2 * spec.experts_per_token + 2 * spec.ffn +
                          2 * spec.layers.size() * spec.layer_input +
