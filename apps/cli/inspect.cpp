@@ -30,6 +30,7 @@ struct InspectOptions {
   bool tensors = false, json = false;
   int32_t ranks = 1;
   bool context_parallel = false;
+  std::string context_schedule = "auto";
   std::string rank_speeds;
   bool whole_experts = false;
 };
@@ -298,13 +299,20 @@ std::string context_text(const ContextPlan& plan, int32_t context) {
   };
   line(fmt::format("kv of one context of {}, at most", context), plan.kv_bytes);
   line("received for a token at its end", plan.received_per_token);
+  line(fmt::format("received for a prompt of {}, in steps of {}", context, plan.step_tokens),
+       plan.received_per_prompt);
+  out += fmt::format("  {:<44} {:>12}\n", "schedule of its last whole step",
+                     plan.schedule.empty() ? "none" : plan.schedule);
   return out;
 }
 
 Json context_json(const ContextPlan& plan) {
   return {{"ranks", plan.ranks},
           {"kv_bytes_at_context", plan.kv_bytes},
-          {"received_bytes_per_token_at_context", plan.received_per_token}};
+          {"received_bytes_per_token_at_context", plan.received_per_token},
+          {"received_bytes_per_prompt_of_context", plan.received_per_prompt},
+          {"step_tokens", plan.step_tokens},
+          {"schedule", plan.schedule.empty() ? "none" : plan.schedule}};
 }
 
 int inspect(const InspectOptions& options) {
@@ -314,6 +322,7 @@ int inspect(const InspectOptions& options) {
   const std::vector<double> speeds = parse_rank_speeds("--rank-speeds", sharing);
   EngineOptions given = options.engine;
   if (options.context_parallel) given.context_parallel = options.ranks;
+  given.context_schedule = options.context_schedule;
   // What "auto" chooses is measured on the weights: for that the model has to be here.
   if (given.quantize == "auto") given.model = find_model(given.model, given);
   const FoundHead head = find_head(given.model);
@@ -338,6 +347,12 @@ int inspect(const InspectOptions& options) {
     check_experts("--expert-parallel", config, sharing);
     ranks = plan_ranks(checkpoint, config, plan.kv_type, speeds, options.whole_experts);
   }
+  const auto context_plan = [&] {
+    const int32_t step = engine.step_tokens > 0 ? engine.step_tokens
+                                                : backend->default_step_tokens() * engine.context_parallel;
+    return plan_context(
+        config, {plan.context, plan.kv_type, engine.context_parallel, shares.context_schedule(), step});
+  };
   if (options.json) {
     Json out = {{"path", valid_utf8(path)},
                 {"config", config_json(config)},
@@ -347,16 +362,12 @@ int inspect(const InspectOptions& options) {
                 {"memory", memory_json(plan)}};
     if (const std::string placement = backend->placement(); !placement.empty()) out["placement"] = placement;
     if (ranks) out["tensor_parallel"] = plan_json(*ranks);
-    if (spread)
-      out["context_parallel"] =
-          context_json(plan_context(config, plan.context, plan.kv_type, engine.context_parallel));
+    if (spread) out["context_parallel"] = context_json(context_plan());
     write_json(out);
   } else {
     print_text(options, path, checkpoint, config, *backend, plan);
     if (ranks) write_stdout(plan_text(*ranks, options.tensors));
-    if (spread)
-      write_stdout(context_text(plan_context(config, plan.context, plan.kv_type, engine.context_parallel),
-                                plan.context));
+    if (spread) write_stdout(context_text(context_plan(), plan.context));
   }
   return 0;
 }
@@ -378,6 +389,13 @@ void add_inspect(CommandLine& line) {
                "these processes have the whole model each, and a part of every context");
   command.refuse_unless(
       "--context-parallel", [options] { return options->ranks > 1; }, "without --ranks");
+  command
+      .option("--context-schedule", options->context_schedule,
+              "how a prompt's rows meet the keys of other processes; auto: the fewest bytes")
+      .one_of({"auto", "ring", "mesh", "wallfacer"})
+      .show_default();
+  command.refuse_unless(
+      "--context-schedule", [options] { return options->context_parallel; }, "without --context-parallel");
   command.option("--rank-speeds", options->rank_speeds, "their speeds, 3,1,1: who is faster gets more");
   command.flag("--expert-parallel", options->whole_experts, "whole experts in each of them");
   command.refuse_unless(

@@ -102,6 +102,18 @@ void add_rank_options(Command& command, EngineOptions& options) {
       .show_default()
       .group(kModelGroup);
   command
+      .option(
+          "--context-schedule", options.context_schedule,
+          "with --context-parallel, how a prompt's ranks meet one another's keys: ring (keys and values go "
+          "round), mesh (queries along rows, keys and values along columns), wallfacer (teams share "
+          "queries), or auto, the fewest bytes")
+      .one_of({"auto", "ring", "mesh", "wallfacer"})
+      .show_default()
+      .group(kModelGroup);
+  command.refuse_unless(
+      "--context-schedule", [&options] { return options.context_parallel > 1; },
+      "without --context-parallel");
+  command
       .flag("--expert-parallel", options.expert_parallel,
             "with --tensor-parallel: whole experts in each process, in place of some rows of every expert")
       .group(kModelGroup);
@@ -263,6 +275,7 @@ EngineOptions checked(EngineOptions options) {
     options.expert_counts = defaults.expert_counts;
   }
   if (options.tensor_parallel == 1) options.expert_parallel = false;
+  if (options.context_parallel == 1) options.context_schedule = defaults.context_schedule;
   if (ranks_of(options) == 1) {
     options.rank_speeds = options.launcher = options.rank_hosts = "";
     options.restart = options.shrink = false;

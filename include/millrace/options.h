@@ -65,6 +65,10 @@ struct EngineOptions {
   // The same with the whole model in each, and a part of every context: its keys and values, and of a prompt
   // its tokens. Not together with the other two.
   int32_t context_parallel = 1;
+  // How ranks of a context meet one another's keys in a prompt: "ring" (keys and values go round), "mesh"
+  // (queries along rows of ranks, keys and values along columns), "wallfacer" (teams share queries, each with
+  // a ring of its own) or "auto": what moves the fewest bytes, prompt by prompt. The same bits.
+  std::string context_schedule = "auto";
   // Replicas of the model, 1 to 16, each with a cache of its own: a request goes to the one that has most of
   // its prompt. Only on CPUs; with ranks (launcher), each has as many of them.
   int32_t data_parallel = 1;

@@ -34,11 +34,12 @@ Shares Shares::pipeline(int stage, std::vector<double> speeds) {
   return shares;
 }
 
-Shares Shares::context(int rank, int ranks) {
+Shares Shares::context(int rank, int ranks, ScheduleKind schedule) {
   even(rank, ranks);  // throws for numbers that cannot be
   Shares shares = even(0, 1);
   shares.context_rank_ = rank;
   shares.context_ranks_ = ranks;
+  shares.context_schedule_ = schedule;
   return shares;
 }
 

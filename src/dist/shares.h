@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "dist/prompt_plan.h"
+
 namespace millrace::dist {
 
 struct Range {
@@ -36,9 +38,10 @@ class Shares {
   Range layers_of(int stage, int64_t total) const;
 
   // A rank of those that a context is spread over: all rows, heads and layers.
-  static Shares context(int rank, int ranks);
+  static Shares context(int rank, int ranks, ScheduleKind schedule = ScheduleKind::kAuto);
   int context_rank() const { return context_rank_; }
   int context_ranks() const { return context_ranks_; }  // 1: it is not spread
+  ScheduleKind context_schedule() const { return context_schedule_; }
 
   int rank() const { return rank_; }
   int ranks() const { return static_cast<int>(speeds_.size()); }
@@ -73,6 +76,7 @@ class Shares {
   int stage_ = 0;
   std::vector<double> stage_speeds_ = {1.0};
   int context_rank_ = 0, context_ranks_ = 1;
+  ScheduleKind context_schedule_ = ScheduleKind::kAuto;
 };
 
 }  // namespace millrace::dist

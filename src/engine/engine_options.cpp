@@ -112,6 +112,14 @@ class OptionChecker {
                   "{}: found {} {}, expected none: every rank has a part of the context", name("shrink"),
                   name("context_parallel"), o_.context_parallel);
     }
+    if (!dist::schedule_kind(o_.context_schedule)) {
+      throw_error(ErrorCode::kBadInput, "{}: found {}, expected auto, ring, mesh or wallfacer",
+                  name("context_schedule"), io::printable(o_.context_schedule));
+    }
+    if (o_.context_parallel == 1 && o_.context_schedule != "auto") {
+      throw_error(ErrorCode::kBadInput, "{}: found {} with {} 1, expected ranks that share contexts",
+                  name("context_schedule"), o_.context_schedule, name("context_parallel"));
+    }
     if (o_.expert_parallel && o_.tensor_parallel == 1) {
       throw_error(ErrorCode::kBadInput, "{}: found {} 1, expected ranks that share the experts",
                   name("expert_parallel"), name("tensor_parallel"));
@@ -260,6 +268,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.tensor_parallel = defaults.tensor_parallel;  // rank 0 guesses alone
   draft.pipeline_parallel = defaults.pipeline_parallel;
   draft.context_parallel = defaults.context_parallel;
+  draft.context_schedule = defaults.context_schedule;
   draft.expert_parallel = defaults.expert_parallel;
   draft.rank_speeds = defaults.rank_speeds;
   draft.launcher = defaults.launcher;

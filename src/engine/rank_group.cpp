@@ -54,7 +54,11 @@ namespace {
 dist::Shares cut_of(const EngineOptions& options, int rank) {
   std::vector<double> speeds = parse_rank_speeds("rank_speeds", options);
   if (options.pipeline_parallel > 1) return dist::Shares::pipeline(rank, std::move(speeds));
-  if (options.context_parallel > 1) return dist::Shares::context(rank, options.context_parallel);
+  if (options.context_parallel > 1) {
+    const dist::ScheduleKind schedule =
+        dist::schedule_kind(options.context_schedule).value_or(dist::ScheduleKind::kAuto);  // checked before
+    return dist::Shares::context(rank, options.context_parallel, schedule);
+  }
   const dist::Shares shares(rank, std::move(speeds));
   return options.expert_parallel ? shares.with_whole_experts() : shares;
 }
@@ -138,6 +142,7 @@ std::vector<dist::Claim> rank_claims(const io::Checkpoint& checkpoint, const Mod
       {"--tensor-parallel", std::to_string(options.tensor_parallel)},
       {"--pipeline-parallel", std::to_string(options.pipeline_parallel)},
       {"--context-parallel", std::to_string(options.context_parallel)},
+      {"--context-schedule", options.context_schedule},
       {"--expert-parallel", options.expert_parallel ? "yes" : "no"},
       {"--rank-speeds", options.rank_speeds},
       {"processor", same_bits_family(backend)},

@@ -102,6 +102,7 @@ std::vector<std::string> launch_command(const RankSet& set, const std::string& f
   add({"--tensor-parallel", std::to_string(options.tensor_parallel)});
   add({"--pipeline-parallel", std::to_string(options.pipeline_parallel)});
   add({"--context-parallel", std::to_string(options.context_parallel)});
+  if (options.context_parallel > 1) add({"--context-schedule", options.context_schedule});
   if (options.expert_parallel) add({"--expert-parallel"});
   if (!options.rank_speeds.empty()) add({"--rank-speeds", options.rank_speeds});
   add({"--device", options.device});

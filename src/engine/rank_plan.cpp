@@ -1,5 +1,7 @@
 #include "engine/rank_plan.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "kernels/quant/kv_types.h"
 #include "model/feature_recorder.h"
@@ -91,23 +93,93 @@ dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& confi
   return plan;
 }
 
-ContextPlan plan_context(const ModelConfig& config, int32_t context, DType kv_type, int32_t ranks) {
+namespace {
+
+// Of a token's partial softmax of 512 positions, of all heads: maximum, sum and values.
+int64_t partial_bytes(const ExecutorSpec& spec) {
+  constexpr int64_t kLanes = 16;
+  const int64_t values = (spec.head_dim + kLanes - 1) / kLanes * kLanes;
+  return spec.heads * (values + 2) * static_cast<int64_t>(sizeof(float));
+}
+
+}  // namespace
+
+PromptStepPlan plan_prompt_step(const ExecutorSpec& spec, int32_t ranks, dist::ScheduleKind schedule,
+                                int64_t context, int64_t rows, bool wants_logits) {
+  const int64_t value_bytes = sizeof(float);
+  const dist::PromptShape shape{
+      .query_bytes = spec.heads * spec.head_dim * value_bytes,
+      .block_bytes = int64_t{spec.kv_parts()} * spec.kv_heads * kBlockTokens *
+                     static_cast<int64_t>(kv_head_bytes(spec.kv_type, spec.head_dim)),
+      .partial_bytes = partial_bytes(spec)};
+  PromptStepPlan plan;
+  plan.received.resize(static_cast<size_t>(ranks));
+  if (!dist::shares_rows(rows, ranks)) {
+    // The ranks of splits that are not one's own, of everything that a row sees.
+    for (const ExecutorSpec::LayerPlace& place : spec.layers) {
+      if (spec.kv_groups[static_cast<size_t>(place.group)].shelves == 1) continue;
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t split = 0; split <= (context + row) / dist::kPromptSplit; ++split) {
+          for (int r = 0; r < ranks; ++r) {
+            if (split % ranks != r)
+              plan.received[static_cast<size_t>(r)] += static_cast<uint64_t>(shape.partial_bytes);
+          }
+        }
+      }
+    }
+    return plan;
+  }
+  const std::vector<int64_t> last_row = {rows - 1};
+  const dist::PromptLayout all = dist::prompt_layout(ranks, context, rows, 0),
+                           last = dist::prompt_layout(ranks, context, rows, 0, &last_row);
+  const dist::ContextSchedule chosen = dist::choose_schedule(schedule, all, shape);
+  plan.schedule = chosen.name;
+  const std::vector<dist::RankBytes> of_layer = dist::prompt_bytes(chosen, all, shape),
+                                     of_last = dist::prompt_bytes(
+                                         dist::choose_schedule(schedule, last, shape), last, shape);
+  for (int r = 0; r < ranks; ++r) {
+    const auto rank = static_cast<size_t>(r);
+    int64_t received = 0;
+    for (size_t l = 0; l < spec.layers.size(); ++l) {
+      const bool spread = spec.kv_groups[static_cast<size_t>(spec.layers[l].group)].shelves > 1;
+      received += dist::kept_rows_received(ranks, r, context, rows, spread) * spec.kv_parts() *
+                  spec.kv_heads * spec.head_dim * value_bytes;
+      if (!spread) continue;
+      if (l + 1 < spec.layers.size()) {
+        received += of_layer[rank].received;
+      } else if (wants_logits) {
+        received += of_last[rank].received;
+      }
+    }
+    plan.received[rank] = static_cast<uint64_t>(received);
+  }
+  return plan;
+}
+
+ContextPlan plan_context(const ModelConfig& config, const ContextQuestion& question) {
+  const int32_t context = question.context, ranks = question.ranks;
   const ExecutorSpec spec = make_executor_spec(
-      config, {.max_context = context, .sequences = 1, .kv_type = kv_type, .context_ranks = ranks});
+      config, {.max_context = context, .sequences = 1, .kv_type = question.kv_type, .context_ranks = ranks});
   ContextPlan plan;
   plan.ranks = ranks;
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const KvGroupSpec& group = spec.kv_groups[g];
     plan.kv_bytes += spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(group.blocks_here());
     if (group.shelves == 1) continue;
-    // A partial softmax of every head and 512 positions that are others': its maximum, its sum and the
-    // values. The last rank has the fewest of its own.
-    constexpr int64_t kSplit = int64_t{kShelfBlocks} * kBlockTokens, kLanes = 16;
-    const int64_t splits = (context + kSplit - 1) / kSplit, own = splits / ranks;
-    const int64_t values = (spec.head_dim + kLanes - 1) / kLanes * kLanes;
-    plan.received_per_token +=
-        static_cast<uint64_t>((splits - own) * group.num_layers * spec.heads * (values + 2)) * sizeof(float);
+    // Of every 512 positions that are others'. The last rank has the fewest of its own.
+    const int64_t splits = (context + dist::kPromptSplit - 1) / dist::kPromptSplit, own = splits / ranks;
+    plan.received_per_token += static_cast<uint64_t>((splits - own) * group.num_layers * partial_bytes(spec));
   }
+  plan.step_tokens = std::min(question.step_tokens, context);
+  std::vector<uint64_t> received(static_cast<size_t>(ranks));
+  for (int64_t at = 0; at < context; at += plan.step_tokens) {
+    const int64_t rows = std::min<int64_t>(plan.step_tokens, context - at);
+    const PromptStepPlan step =
+        plan_prompt_step(spec, ranks, question.schedule, at, rows, at + rows == context);
+    for (size_t r = 0; r < received.size(); ++r) received[r] += step.received[r];
+    if (rows == plan.step_tokens) plan.schedule = step.schedule;
+  }
+  plan.received_per_prompt = *std::max_element(received.begin(), received.end());
   return plan;
 }
 

@@ -1,6 +1,12 @@
 // The plan (dist/share_plan.h) of a checkpoint over ranks, from its header alone.
 #pragma once
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "dist/prompt_plan.h"
 #include "dist/share_plan.h"
 #include "io/checkpoint.h"
 #include "model/model.h"
@@ -17,8 +23,28 @@ struct ContextPlan {
   size_t kv_bytes = 0;  // of rank 0, which has the most
   uint64_t received_per_token =
       0;  // by the rank that receives most, for a token decoded at the context's end
+  // A prompt that fills the context, in steps of so many tokens.
+  int32_t step_tokens = 0;
+  std::string schedule;              // of its last whole step
+  uint64_t received_per_prompt = 0;  // by the rank that receives most
 };
-ContextPlan plan_context(const ModelConfig& config, int32_t context, DType kv_type, int32_t ranks);
+struct ContextQuestion {
+  int32_t context = 0;
+  DType kv_type = DType::kBF16;
+  int32_t ranks = 1;
+  dist::ScheduleKind schedule = dist::ScheduleKind::kAuto;
+  int32_t step_tokens = 512;
+};
+ContextPlan plan_context(const ModelConfig& config, const ContextQuestion& question);
+
+// A step of `rows` tokens of one sequence behind `context` others, of which the last wants logits or none
+// does: what each rank receives, but for the logits themselves.
+struct PromptStepPlan {
+  std::string schedule;            // of layers that all rows attend in; empty: every rank computes all rows
+  std::vector<uint64_t> received;  // [ranks]
+};
+PromptStepPlan plan_prompt_step(const ExecutorSpec& spec, int32_t ranks, dist::ScheduleKind schedule,
+                                int64_t context, int64_t rows, bool wants_logits);
 
 // Can ranks share its rows? Else they can have whole layers each.
 bool can_share_rows(const io::Checkpoint& checkpoint, const ModelConfig& config);

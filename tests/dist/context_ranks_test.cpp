@@ -21,13 +21,15 @@ using test::with_ranks;
 // Three ranks have 512 tokens each, and the first some more.
 constexpr int32_t kContext = 2048, kPrompt = 1600;
 
-EngineOptions options_for(const std::string& path, int ranks, const std::string& kv_type = "") {
+EngineOptions options_for(const std::string& path, int ranks, const std::string& kv_type = "",
+                          const std::string& schedule = "auto") {
   return {.model = path,
           .device = "cpu",
           .threads = 1,
           .context = kContext,
           .kv_type = kv_type,
           .context_parallel = ranks,
+          .context_schedule = schedule,
           .step_tokens = kContext};
 }
 
@@ -77,9 +79,9 @@ Seen look(Runtime& runtime, std::span<const int32_t> prompt, size_t chunk) {
 }
 
 void expect_same(const std::string& path, std::span<const int32_t> prompt, const Seen& expected, int ranks,
-                 const std::string& kv_type = "") {
-  SCOPED_TRACE(path + " over " + std::to_string(ranks) + " ranks " + kv_type);
-  const EngineOptions options = options_for(path, ranks, kv_type);
+                 const std::string& kv_type = "", const std::string& schedule = "auto") {
+  SCOPED_TRACE(path + " over " + std::to_string(ranks) + " ranks " + kv_type + " " + schedule);
+  const EngineOptions options = options_for(path, ranks, kv_type, schedule);
   with_ranks(ranks, {options}, [&](std::shared_ptr<dist::Communicator> group) {
     const auto runtime = open(options, std::move(group));
     EXPECT_TRUE(look(*runtime, prompt, kContext - 64) == expected);
@@ -97,7 +99,11 @@ TEST_P(ContextOverRanks, HasTheBitsOfOneProcess) {
   const golden::Model model = golden::load_model(GetParam());
   const std::vector<int32_t> prompt = some_tokens(kPrompt, model.vocab_size);
   const Seen expected = alone(model.paths.back(), prompt);
-  for (const int ranks : {2, 3}) expect_same(model.paths.back(), prompt, expected, ranks);
+  for (const int ranks : {2, 3, 4, 8}) {
+    for (const char* schedule : {"ring", "mesh", "wallfacer"}) {
+      expect_same(model.paths.back(), prompt, expected, ranks, "", schedule);
+    }
+  }
 }
 
 // Full attention with groups of heads; windows and sinks; soft caps and windows; chunks of attention.
@@ -131,7 +137,7 @@ TEST(ContextRanks, EveryTypeOfCache) {
   const golden::Model model = golden::load_model("llama3");
   const std::vector<int32_t> prompt = some_tokens(700, model.vocab_size);
   for (const char* type : {"f32", "f16", "fp8"}) {
-    expect_same(model.paths.back(), prompt, alone(model.paths.back(), prompt, type), 2, type);
+    expect_same(model.paths.back(), prompt, alone(model.paths.back(), prompt, type), 2, type, "mesh");
   }
 }
 
@@ -159,9 +165,16 @@ TEST(ContextRanks, EveryArchitectureWorksOrIsRefused) {
     EngineOptions one = options;
     one.context_parallel = 1;
     const Seen expected = look(*open(one), prompt, 128);
-    with_ranks(2, {options}, [&](std::shared_ptr<dist::Communicator> group) {
-      EXPECT_TRUE(look(*open(options, std::move(group)), prompt, 128) == expected);
-    });
+    for (const int ranks : {2, 3, 4, 8}) {
+      for (const char* schedule : {"ring", "mesh", "wallfacer"}) {
+        SCOPED_TRACE(std::to_string(ranks) + " ranks, " + schedule);
+        options.context_parallel = ranks;
+        options.context_schedule = schedule;
+        with_ranks(ranks, {options}, [&](std::shared_ptr<dist::Communicator> group) {
+          EXPECT_TRUE(look(*open(options, std::move(group)), prompt, 128) == expected);
+        });
+      }
+    }
     ++worked;
   }
   EXPECT_GT(worked, 10u);
@@ -243,8 +256,8 @@ TEST(ContextRanks, ARankHoldsItsPart) {
 TEST(ContextRanks, ThePlanSaysWhatIsExchanged) {
   for (const std::string& path : {test::kLlamaModel, test::kWindowModel}) {
     const EngineOptions options = options_for(path, 2);
-    const ContextPlan plan =
-        plan_context(read_config(io::Checkpoint::open(path)), 1024, DType::kBF16, options.context_parallel);
+    const ContextPlan plan = plan_context(read_config(io::Checkpoint::open(path)),
+                                          {.context = 1024, .ranks = options.context_parallel});
     const std::vector<int32_t> tokens = some_tokens(1024, 250);
     with_ranks(2, {options}, [&](std::shared_ptr<dist::Communicator> group) {
       const auto runtime = open(options, group);
@@ -256,6 +269,36 @@ TEST(ContextRanks, ThePlanSaysWhatIsExchanged) {
       runtime->step({&input, 1});
       EXPECT_EQ(group->traffic().bytes_received - before, plan.received_per_token);
     });
+  }
+}
+
+// The same of a prompt, under each schedule: a step behind nothing, and one behind it that ends in logits.
+TEST(ContextRanks, ThePlanSaysWhatAPromptExchanges) {
+  const std::vector<int32_t> tokens = some_tokens(1400, 250);
+  for (const std::string& path : {test::kLlamaModel, test::kWindowModel}) {
+    for (const auto& way : {std::pair{2, "mesh"}, {3, "ring"}, {4, "mesh"}, {4, "wallfacer"}, {4, "auto"}}) {
+      const int ranks = way.first;
+      const std::string schedule = way.second;
+      SCOPED_TRACE(path + " over " + std::to_string(ranks) + " ranks, " + schedule);
+      const EngineOptions options = options_for(path, ranks, "", schedule);
+      const dist::ScheduleKind kind = dist::schedule_kind(schedule).value();
+      with_ranks(ranks, {options}, [&](std::shared_ptr<dist::Communicator> group) {
+        const auto runtime = open(options, group);
+        kv::Sequence sequence = runtime->make_sequence();
+        const auto step = [&](size_t first, size_t rows, StepInput::Want want) {
+          const uint64_t before = group->traffic().bytes_received;
+          const StepInput input{
+              .sequence = &sequence, .tokens = std::span(tokens).subspan(first, rows), .want = want};
+          runtime->step({&input, 1});
+          const PromptStepPlan plan =
+              plan_prompt_step(runtime->spec(), ranks, kind, static_cast<int64_t>(first),
+                               static_cast<int64_t>(rows), want == StepInput::Want::kLast);
+          EXPECT_EQ(group->traffic().bytes_received - before, plan.received[0]);
+        };
+        step(0, 1100, StepInput::Want::kNone);
+        step(1100, 300, StepInput::Want::kLast);
+      });
+    }
   }
 }
 
@@ -274,6 +317,13 @@ TEST(ContextRanks, OptionsThatMakeNoSense) {
   options.tensor_parallel = 2;
   EXPECT_EQ(error_of(options), "context_parallel: found 2 with tensor_parallel 2, expected one of both");
   options.tensor_parallel = 1;
+  options.context_schedule = "star";
+  EXPECT_EQ(error_of(options), "context_schedule: found 'star', expected auto, ring, mesh or wallfacer");
+  options.context_schedule = "mesh";
+  options.context_parallel = 1;
+  EXPECT_EQ(error_of(options),
+            "context_schedule: found mesh with context_parallel 1, expected ranks that share contexts");
+  options = options_for(test::kLlamaModel, 2);
   options.rank_speeds = "1,2";
   EXPECT_EQ(error_of(options),
             "rank_speeds: found context_parallel 2, expected none: ranks of a context are alike");

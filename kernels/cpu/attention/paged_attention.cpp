@@ -21,9 +21,14 @@ struct SplitTask {
 class AttentionRun {
  public:
   AttentionRun(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op)
+      : AttentionRun(ctx, plan, op, plan.sequences()) {}
+  // Of other sequences than the plan's, whose tiles are not asked for.
+  AttentionRun(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op,
+               std::span<const AttentionSequence> sequences)
       : ctx_(ctx),
         plan_(plan),
         op_(op),
+        sequences_(sequences),
         kernel_(static_cast<int>(kv_kernel_type(op.kv.type))),
         kv_heads_(plan.shape().kv_heads),
         head_dim_(plan.shape().head_dim),
@@ -31,6 +36,8 @@ class AttentionRun {
 
   void run(std::span<const QueryTile> tiles);
   void run_over_ranks(std::span<const QueryTile> tiles, const SplitExchange& ranks);
+  void attend(const SplitSums& sums, std::span<const PlacedSplit> splits) const;
+  void combine(const SplitSums& sums, const CombineSplits& how) const;
 
  private:
   struct Extent {
@@ -40,7 +47,7 @@ class AttentionRun {
   Extent extent_of(std::span<const QueryTile> tiles) const;
   int32_t rows_of(const QueryTile& tile) const { return tile.num_tokens * group_size_; }
   const AttentionSequence& sequence_of(const QueryTile& tile) const {
-    return plan_.sequences()[tile.sequence];
+    return sequences_[static_cast<size_t>(tile.sequence)];
   }
   const int32_t* table_of(const QueryTile& tile, int kv_head) const {
     return op_.kv.tables[op_.kv.head_tables ? tile.sequence * kv_heads_ + kv_head : tile.sequence];
@@ -55,10 +62,14 @@ class AttentionRun {
                         const SplitExchange* ranks) const;
   void exchange_parts(std::span<const QueryTile> tiles, int64_t max_splits, const SplitExchange& ranks) const;
   PartialSoftmax partial_at(int64_t task, int64_t split, int64_t max_splits) const;
+  PartialSoftmax rows_from(const PartialSoftmax& all, int64_t row) const {
+    return {all.row_max + row, all.row_sum + row, all.out + row * plan_.padded_dim()};
+  }
 
   const Context& ctx_;
   const AttentionPlan& plan_;
   const PagedAttention& op_;
+  const std::span<const AttentionSequence> sequences_;
   const int kernel_;
   const int64_t kv_heads_, head_dim_;
   const int32_t group_size_;
@@ -263,6 +274,47 @@ void AttentionRun::run_over_ranks(std::span<const QueryTile> tiles, const SplitE
   }
 }
 
+void AttentionRun::attend(const SplitSums& sums, std::span<const PlacedSplit> splits) const {
+  const int64_t of_tile = std::ssize(splits) * kv_heads_;
+  ctx_.pool.parallel_for(std::ssize(sums.tiles) * of_tile, 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t task = begin; task < end; ++task) {
+      const PlacedTile& placed = sums.tiles[static_cast<size_t>(task / of_tile)];
+      const PlacedSplit& split = splits[static_cast<size_t>(task % of_tile / kv_heads_)];
+      const int64_t head = task % kv_heads_;
+      const AttentionScratch& mine = plan_.scratch(thread);
+      visible(placed.tile, split.split, mine.first, mine.last);
+      bool any = false;
+      for (int32_t row = 0; row < rows_of(placed.tile); ++row) any |= mine.first[row] < mine.last[row];
+      if (!any) continue;
+      const int64_t at = (split.at * kv_heads_ + head) * sums.head_rows + placed.row;
+      attend_split({&placed.tile, static_cast<int>(head), split.split}, nullptr, false,
+                   rows_from(sums.parts, at), 0, thread);
+    }
+  });
+}
+
+void AttentionRun::combine(const SplitSums& sums, const CombineSplits& how) const {
+  const int64_t tasks = std::ssize(sums.tiles) * kv_heads_;
+  ctx_.pool.parallel_for(tasks, 1, [&](int64_t begin, int64_t end, int thread) {
+    const AttentionScratch& mine = plan_.scratch(thread);
+    for (int64_t task = begin; task < end; ++task) {
+      const PlacedTile& placed = sums.tiles[static_cast<size_t>(task / kv_heads_)];
+      const int64_t head = task % kv_heads_;
+      const PartialSoftmax total = rows_from(how.totals, head * sums.head_rows + placed.row);
+      for (int64_t split = how.first; split < how.last; ++split) {
+        visible(placed.tile, split, mine.first, mine.last);
+        const int64_t at = ((split - how.first) * kv_heads_ + head) * sums.head_rows + placed.row;
+        combine_split(ctx_.kernels, rows_of(placed.tile), plan_.padded_dim(), rows_from(sums.parts, at),
+                      total, mine.first, mine.last, how.fresh && split == how.first);
+      }
+      if (!how.finish) continue;
+      for (int32_t row = 0; row < rows_of(placed.tile); ++row) {
+        store_row(placed.tile, row, static_cast<int>(head), total);
+      }
+    }
+  });
+}
+
 void AttentionRun::run(std::span<const QueryTile> tiles) {
   const Extent most = extent_of(tiles);
   if (std::ssize(tiles) <= plan_.max_split_tiles() && most.splits >= 2 && ctx_.pool.size() > 1) {
@@ -295,6 +347,16 @@ void paged_attention(const Context& ctx, const AttentionPlan& plan, const PagedA
 void paged_attention_over_ranks(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op,
                                 std::span<const QueryTile> tiles, const SplitExchange& ranks) {
   AttentionRun(ctx, plan, op).run_over_ranks(tiles, ranks);
+}
+
+void attend_splits(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op,
+                   const SplitSums& sums, std::span<const PlacedSplit> splits) {
+  AttentionRun(ctx, plan, op, sums.sequences).attend(sums, splits);
+}
+
+void combine_splits(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op,
+                    const SplitSums& sums, const CombineSplits& combine) {
+  AttentionRun(ctx, plan, op, sums.sequences).combine(sums, combine);
 }
 
 void quantize_queries(const Context& ctx, const AttentionPlan& plan, const float* query,

@@ -50,6 +50,35 @@ struct SplitExchange {
 void paged_attention_over_ranks(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op,
                                 std::span<const QueryTile> tiles, const SplitExchange& ranks);
 
+// The same in steps, for queries of any rank: keys and values of some splits are here now, others come later,
+// and a row's partial softmaxes are put together, in order, when they all are there.
+struct PlacedTile {
+  QueryTile tile;  // of `sequences`
+  int64_t row;     // of its first token and head in arrays of [kv_heads][head_rows]
+};
+struct PlacedSplit {
+  int64_t split;
+  int64_t at;  // which of the arrays is its
+};
+struct SplitSums {
+  std::span<const AttentionSequence> sequences;
+  std::span<const PlacedTile> tiles;
+  int64_t head_rows = 0;   // tokens x heads of a group
+  PartialSoftmax parts{};  // [splits][kv_heads][head_rows]
+};
+// Every tile's partial softmaxes of these splits, as far as it sees them.
+void attend_splits(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op,
+                   const SplitSums& sums, std::span<const PlacedSplit> splits);
+// totals, [kv_heads][head_rows], += parts of splits [first, last), which lie in this order. fresh: there are
+// no totals yet; finish: they become rows of op.out.
+struct CombineSplits {
+  int64_t first = 0, last = 0;
+  PartialSoftmax totals{};
+  bool fresh = false, finish = false;
+};
+void combine_splits(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op,
+                    const SplitSums& sums, const CombineSplits& combine);
+
 // Queries [rows][heads * head_dim] as an int8 cache reads them; head_dim is a multiple of 32.
 void quantize_queries(const Context& ctx, const AttentionPlan& plan, const float* query,
                       ActivationBlock* query_blocks);

@@ -4,54 +4,35 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "kernels/quant/kv_types.h"
 
 namespace millrace::cpu {
 namespace {
 
 static_assert(kShelfBlocks * kBlockTokens == kSplitTokens, "a split of attention is one rank's");
 
-// Fewer rows of a sequence than this are computed by every rank: that takes as long as one rank would, since
-// weights are read once either way, and what it saves is an exchange of rows.
-constexpr int32_t kFewRows = 16;
-
 constexpr int64_t kStoredPerTask = 8;  // that a task stores
-constexpr size_t kSlackBytes = 64;  // a vector behind the last value may be loaded past it; and a cache line
-
-int64_t layer_bytes_of(const ExecutorSpec& spec) {
-  return int64_t{spec.kv_parts()} * spec.kv_heads * kBlockTokens *
-         static_cast<int64_t>(kv_head_bytes(spec.kv_type, spec.head_dim));
-}
-
-// What the two buffers hold at most: a layer's keys and values of one context, of all ranks and of one; or
-// those of a step's rows, in float32.
-size_t most_in(const ExecutorSpec& spec) {
-  const size_t rows = static_cast<size_t>(spec.max_tokens) * 2 * sizeof(float) *
-                      static_cast<size_t>(spec.kv_heads) * static_cast<size_t>(spec.head_dim);
-  const size_t blocks = static_cast<size_t>(blocks_for(spec.max_context));
-  return std::max(rows, static_cast<size_t>(layer_bytes_of(spec)) * blocks + 2 * kSlackBytes);
-}
-size_t most_out(const ExecutorSpec& spec, int ranks) {
-  return most_in(spec) / static_cast<size_t>(ranks) +
-         static_cast<size_t>(layer_bytes_of(spec)) * kShelfBlocks;
+// A step's keys and values in float32, which go to who keeps them.
+size_t shared_bytes(const ExecutorSpec& spec) {
+  return static_cast<size_t>(spec.max_tokens) * 2 * sizeof(float) * static_cast<size_t>(spec.kv_heads) *
+         static_cast<size_t>(spec.head_dim);
 }
 
 }  // namespace
 
-ContextPart::ContextPart(dist::Communicator& group, const ExecutorSpec& whole)
+ContextPart::ContextPart(dist::Communicator& group, const ExecutorSpec& whole, dist::ScheduleKind kind)
     : group_(group),
       out_bytes_(static_cast<size_t>(group.size())),
-      in_bytes_(static_cast<size_t>(group.size())) {
+      in_bytes_(static_cast<size_t>(group.size())),
+      prompts_(group, whole, kind) {
   for (const KvGroupSpec& g : whole.kv_groups) {
     MILLRACE_CHECK(g.shelves == 1 || g.shelves == group.size());
     shelves_.push_back(g.shelves);
   }
-  in_.reserve(most_in(whole));
-  out_.reserve(most_out(whole, group.size()));
 }
 
-size_t ContextPart::buffer_bytes(const ExecutorSpec& whole, int ranks) {
-  return most_in(whole) + most_out(whole, ranks);
+// A rank computes a part of a step's rows, and each may go to all others.
+size_t ContextPart::buffer_bytes(const ExecutorSpec& whole, int ranks, dist::ScheduleKind kind) {
+  return 2 * shared_bytes(whole) + PromptAttention::buffer_bytes(whole, ranks, kind);
 }
 
 ExecutorSpec ContextPart::local_spec(const ExecutorSpec& whole) {
@@ -86,7 +67,7 @@ void ContextPart::translate_tables(Piece& piece) const {
 void ContextPart::cut_rows(Piece& piece) {
   const SequenceSlice& whole = piece.slice;
   const int32_t rows = whole.num_tokens, cuts = 2 * ranks();
-  piece.spread = rows >= std::max(kFewRows, cuts);
+  piece.spread = dist::shares_rows(rows, ranks());
   any_spread_ |= piece.spread;
   const auto add = [&](int32_t begin, int32_t end, int rank) {
     std::fill_n(rank_of_row_.begin() + whole.first_row + begin, end - begin, rank);
@@ -104,8 +85,8 @@ void ContextPart::cut_rows(Piece& piece) {
   };
   if (!piece.spread) return add(0, rows, kEveryone);
   for (int32_t c = 0; c < cuts; ++c) {
-    const auto cut = [&](int32_t at) { return static_cast<int32_t>(int64_t{rows} * at / cuts); };
-    add(cut(c), cut(c + 1), c < ranks() ? c : cuts - 1 - c);
+    const dist::RowRange part = dist::zigzag_rows(rows, ranks(), c);
+    add(static_cast<int32_t>(part.begin), static_cast<int32_t>(part.end), dist::zigzag_rank(ranks(), c));
   }
 }
 
@@ -126,7 +107,8 @@ Batch ContextPart::localize(const Batch& whole) {
     if (slice.num_tokens == 0) continue;
     Piece& piece = pieces_[num_pieces_];
     piece.slice = slice;
-    piece.wants_logits = false;
+    piece.logits.clear();
+    piece.works.clear();
     translate_tables(piece);
     cut_rows(piece);
     for (size_t i = 0; i < static_cast<size_t>(slice.num_tokens); ++i) {
@@ -138,7 +120,7 @@ Batch ContextPart::localize(const Batch& whole) {
   size_t at = 0;
   for (const int32_t row : whole.logit_rows) {
     while (row >= pieces_[at].slice.first_row + pieces_[at].slice.num_tokens) ++at;
-    pieces_[at].wants_logits = true;
+    pieces_[at].logits.push_back(row - pieces_[at].slice.first_row);
     const int32_t rank = rank_of_row_[static_cast<size_t>(row)];
     logit_ranks_.push_back(std::max(rank, 0));  // rank 0 reports what everybody has
     if (rank != kEveryone && rank != group_.rank()) continue;
@@ -255,44 +237,19 @@ void ContextPart::exchange_parts(std::span<const SplitPart> parts, int64_t padde
   }
 }
 
-// A layer's keys and values of what the piece's rows see, of all ranks: rank by rank, each in its order.
-PagedKv ContextPart::gather_blocks(const Piece& piece, int group, const PagedKv& kv,
-                                   const AttentionMask& mask, int64_t layer_bytes) {
+const ContextPart::PieceWork& ContextPart::work_of(Piece& piece, int32_t chunk, bool only_logits) const {
+  for (const PieceWork& known : piece.works) {
+    if (known.chunk == chunk && known.only_logits == only_logits) return known;
+  }
   const SequenceSlice& slice = piece.slice;
-  const int32_t first = mask.first(slice.context_len) / kBlockTokens;
-  const int32_t last = blocks_for(slice.context_len + slice.num_tokens);
-  const auto bytes = static_cast<size_t>(layer_bytes);
-  std::fill(in_bytes_.begin(), in_bytes_.end(), size_t{0});
-  for (int32_t b = first; b < last; ++b) in_bytes_[static_cast<size_t>(shelf_of(b, shelves(group)))] += bytes;
-  std::vector<int32_t> next(in_bytes_.size(), 0);
-  for (size_t r = 1; r < next.size(); ++r) {
-    next[r] = next[r - 1] + static_cast<int32_t>(in_bytes_[r - 1] / bytes);
+  PieceWork& made = piece.works.emplace_back(PieceWork{chunk, only_logits, {}, {}});
+  made.work = prompts_.plan(dist::prompt_layout(ranks(), slice.context_len, slice.num_tokens, chunk,
+                                                only_logits ? &piece.logits : nullptr));
+  for (const dist::QueryRun& run : made.work.layout.queries[static_cast<size_t>(group_.rank())]) {
+    const int64_t row = slice.first_row + run.first - slice.context_len;
+    made.own_rows.push_back(local_of_row_[static_cast<size_t>(row)]);
   }
-  out_.resize(in_bytes_[static_cast<size_t>(group_.rank())]);
-  gathered_table_.assign(static_cast<size_t>(last), kNoBlock);
-  size_t at = 0;
-  for (int32_t b = first; b < last; ++b) {
-    const int32_t shelf = shelf_of(b, shelves(group));
-    gathered_table_[static_cast<size_t>(b)] = next[static_cast<size_t>(shelf)]++;
-    if (shelf != group_.rank()) continue;
-    const int32_t block = slice.tables[static_cast<size_t>(group)][b];
-    MILLRACE_CHECK(block >= 0 && block < kv.num_blocks);
-    std::memcpy(out_.data() + at, kv.pool + block * kv.block_bytes + kv.key_offset, bytes);
-    at += bytes;
-  }
-  const size_t all = static_cast<size_t>(last - first) * bytes;
-  in_.resize(all + 2 * kSlackBytes);
-  const size_t aligned = (kSlackBytes - reinterpret_cast<uintptr_t>(in_.data()) % kSlackBytes) % kSlackBytes;
-  group_.all_gather(out_, std::span(in_).subspan(aligned, all), in_bytes_);
-  PagedKv gathered = kv;
-  gathered.pool = reinterpret_cast<uint8_t*>(in_.data()) + aligned;
-  gathered.num_blocks = last - first;
-  gathered.block_bytes = layer_bytes;
-  gathered.value_offset = kv.value_offset - kv.key_offset;
-  gathered.key_offset = 0;
-  gathered_tables_.assign(sequences_.size(), gathered_table_.data());
-  gathered.tables = gathered_tables_.data();
-  return gathered;
+  return made;
 }
 
 void ContextPart::attend(const Context& ctx, const AttentionPlan& plan, int group, PagedAttention op,
@@ -312,18 +269,11 @@ void ContextPart::attend(const Context& ctx, const AttentionPlan& plan, int grou
         {[this](int64_t split) { return split % ranks() == group_.rank(); },
          [&](std::span<const SplitPart> parts) { exchange_parts(parts, plan.padded_dim()); }});
   }
-  const int64_t layer_bytes =
-      op.kv.value_offset - op.kv.key_offset + plan.shape().kv_heads * op.kv.head_bytes;
   for (size_t p = 0; p < num_pieces_; ++p) {
-    const Piece& piece = pieces_[p];
-    if (!piece.spread || (only_logits && !piece.wants_logits)) continue;
-    PagedAttention gathered = op;
-    gathered.kv = gather_blocks(piece, group, op.kv, op.mask, layer_bytes);
-    tiles_.clear();
-    for (const QueryTile& tile : plan.tiles()) {
-      if (piece_of(tile) == p) tiles_.push_back(tile);
-    }
-    if (!tiles_.empty()) paged_attention(ctx, plan, gathered, tiles_);
+    Piece& piece = pieces_[p];
+    if (!piece.spread || (only_logits && piece.logits.empty())) continue;
+    const PieceWork& work = work_of(piece, op.mask.chunk, only_logits);
+    prompts_.attend(ctx, plan, op, work.work, piece.slice.tables[static_cast<size_t>(group)], work.own_rows);
   }
 }
 

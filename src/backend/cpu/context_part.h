@@ -9,9 +9,7 @@
 // Attention over a group that is spread has the bits of one process, because 512 positions are what it adds
 // up in one chain on one device too:
 //   few rows    every rank attends to its own positions; partial softmaxes go to everybody, who combine them
-//   many rows   the layer's keys and values of the sequence go to everybody, each of whom attends from its
-//   own
-//               rows. A layer's blocks of one context are held for that.
+//   many rows   queries, keys and values go from rank to rank by a schedule (prompt_attention.h)
 // Which of both goes by the rows alone, so that all ranks know.
 #pragma once
 
@@ -21,6 +19,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cpu/prompt_attention.h"
 #include "base/thread_pool.h"
 #include "dist/communicator.h"
 #include "kernels/cpu/attention/paged_attention.h"
@@ -29,12 +28,12 @@ namespace millrace::cpu {
 
 class ContextPart {
  public:
-  ContextPart(dist::Communicator& group, const ExecutorSpec& whole);
+  ContextPart(dist::Communicator& group, const ExecutorSpec& whole, dist::ScheduleKind kind);
 
   // The spec of a rank's executor: its blocks.
   static ExecutorSpec local_spec(const ExecutorSpec& whole);
   // What a rank holds for exchanges, beside its executor.
-  static size_t buffer_bytes(const ExecutorSpec& whole, int ranks);
+  static size_t buffer_bytes(const ExecutorSpec& whole, int ranks, dist::ScheduleKind kind);
 
   // This rank's rows of a step as a batch, which points into here and into `whole`.
   Batch localize(const Batch& whole);
@@ -64,9 +63,18 @@ class ContextPart {
 
  private:
   static constexpr int32_t kEveryone = -1;
+  // What layers of a kind have in common: where rows see to, and whether all of them attend.
+  struct PieceWork {
+    int32_t chunk;
+    bool only_logits;
+    PromptWork work;
+    std::vector<int32_t> own_rows;  // local, the first of each of this rank's runs
+  };
   struct Piece {  // of the whole batch
     SequenceSlice slice;
-    bool spread = false, wants_logits = false;
+    bool spread = false;
+    std::vector<int64_t> logits;  // rows that want some, counted from its first
+    std::vector<PieceWork> works;
     std::vector<int32_t> tables[kMaxKvGroups];  // of groups that are spread: local blocks
   };
   struct StoredRow {
@@ -81,8 +89,7 @@ class ContextPart {
   void cut_rows(Piece& piece);
   void translate_tables(Piece& piece) const;
   void exchange_parts(std::span<const SplitPart> parts, int64_t padded_dim);
-  PagedKv gather_blocks(const Piece& piece, int group, const PagedKv& kv, const AttentionMask& mask,
-                        int64_t layer_bytes);
+  const PieceWork& work_of(Piece& piece, int32_t chunk, bool only_logits) const;
 
   dist::Communicator& group_;
   std::vector<int32_t> shelves_;  // of the KV groups
@@ -97,11 +104,10 @@ class ContextPart {
 
   std::vector<std::byte> out_, in_;  // exchanges
   std::vector<size_t> out_bytes_, in_bytes_;
-  std::vector<int32_t> gathered_table_;
-  std::vector<const int32_t*> gathered_tables_;  // [local sequences]
   std::vector<QueryTile> tiles_;
   std::vector<StoredRow> stored_;
   std::vector<float> hidden_;
+  PromptAttention prompts_;
 };
 
 }  // namespace millrace::cpu

@@ -83,7 +83,7 @@ class CpuBackend final : public Backend {
     if (spreads_context()) {
       return cpu::workspace_bytes(spec, int64_t{spec.heads} * spec.head_dim, pool_.size(),
                                   kernels_.quantize_bf16_tile != nullptr) +
-             cpu::ContextPart::buffer_bytes(spec, shares_->context_ranks());
+             cpu::ContextPart::buffer_bytes(spec, shares_->context_ranks(), shares_->context_schedule());
     }
     const ExecutorSpec local = shares_ == nullptr ? spec : cpu::RankPart::local_spec(*shares_, spec);
     return cpu::workspace_bytes(local, int64_t{spec.heads} * spec.head_dim, pool_.size(),
@@ -108,8 +108,9 @@ class CpuBackend final : public Backend {
                   "KV cache type int8: heads of {} dimensions, expected a multiple of {}", dim, kKvScaleDims);
     }
     if (group_ != nullptr && spreads_context()) {
-      return std::make_unique<cpu::CpuExecutor>(spec, kernels_, pool_,
-                                                std::make_unique<cpu::ContextPart>(*group_, spec));
+      return std::make_unique<cpu::CpuExecutor>(
+          spec, kernels_, pool_,
+          std::make_unique<cpu::ContextPart>(*group_, spec, shares_->context_schedule()));
     }
     if (group_ != nullptr)
       return std::make_unique<cpu::CpuExecutor>(spec, kernels_, pool_, *group_, *shares_);
