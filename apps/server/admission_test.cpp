@@ -106,6 +106,10 @@ TEST(ClientTable, CountsPromptsAndWhatIsUnderWay) {
   ClientTable::Entry last = table.enter("a", limits);
   EXPECT_THROW(last.use->count_prompts(91), ApiError);  // of a hundred a minute some fifty are left
   last.use.reset();
+  ClientTable::Entry busy = table.enter("d", limits), sampling = table.enter("d", limits);
+  EXPECT_THROW(sampling.use->count_prompts(1, 3), ApiError);  // three answers beside one, where three may run
+  EXPECT_NO_THROW(sampling.use->count_prompts(1, 2));
+  EXPECT_FALSE(table.enter("d", limits).use);
   const ClientLimits rare{.requests_per_minute = 0.5};
   EXPECT_TRUE(table.enter("c", rare).use);
   EXPECT_EQ(table.enter("c", rare).refusal->status, 429);

@@ -129,19 +129,22 @@ ClientTable::Entry ClientTable::enter(const std::string& who, const ClientLimits
   return entry;
 }
 
-void ClientUse::count_prompts(int32_t prompts) {
-  const int32_t more = prompts - count_;
-  if (more <= 0) return;
-  // The one it was let in for is already counted; with nothing else under way all of its prompts may run.
+void ClientUse::count_prompts(int32_t prompts, int32_t samples) {
+  const int32_t answers = prompts * samples;
+  if (answers <= count_) return;
+  // The one it was let in for is already counted; with nothing else under way all of its answers may run.
   table_.end(who_, count_);
-  const bool begun = table_.begin(who_, limits_.running, count_ + more);
+  const bool begun = table_.begin(who_, limits_.running, answers);
   if (!begun) {
     table_.begin(who_, 0, count_);
-    throw too_many(fmt::format("{} prompts, and more than {} at the same time", prompts, limits_.running), 1);
+    throw too_many(fmt::format("{} {}, and more than {} at the same time", answers,
+                               samples == 1 ? "prompts" : "answers", limits_.running),
+                   1);
   }
-  count_ += more;
+  count_ = answers;
+  if (prompts == 1) return;
   table_.requests_.charge(who_, limits_.requests_per_minute, -1);  // back, and then all at once
-  const RateLimiter::Verdict verdict = table_.requests_.take(who_, limits_.requests_per_minute, more + 1);
+  const RateLimiter::Verdict verdict = table_.requests_.take(who_, limits_.requests_per_minute, prompts);
   if (!verdict.allowed) {
     throw too_many(fmt::format("{} prompts, each a request, and more than {} requests a minute", prompts,
                                limits_.requests_per_minute),

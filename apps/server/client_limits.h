@@ -75,9 +75,9 @@ class ClientUse {
   ClientUse(const ClientUse&) = delete;
   ClientUse& operator=(const ClientUse&) = delete;
 
-  // The request turns out to be several: counts the others, once. Throws ApiError{429} when they are too
-  // many.
-  void count_prompts(int32_t prompts);
+  // The request turns out to be several: counts the others, once. Each of `samples` answers to a prompt is
+  // under way of its own; the rate is of prompts. Throws ApiError{429} when they are too many.
+  void count_prompts(int32_t prompts, int32_t samples = 1);
   void charge_tokens(int64_t tokens);
 
   // Whose request the calling thread reads, so that no endpoint can forget to say: Generation asks.

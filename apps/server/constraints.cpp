@@ -38,9 +38,10 @@ Constraints::Grammar Constraints::of_format(const Fields& format, grammar::Objec
     bad_field(place.path_of("schema"), "is missing, expected a JSON schema", "missing_required_parameter");
   const std::string text = schema->dump();
   // Answers are held to the schema either way; strict ones to the properties that it names.
-  const bool open = objects == grammar::Objects::kOpen && !place.boolean("strict").value_or(false);
-  Grammar grammar =
-      compiled(open ? Cache::Kind::kOpenJsonSchema : Cache::Kind::kJsonSchema, text, place.path_of("schema"));
+  const Cache::Kind kind = place.boolean("strict").value_or(false) ? Cache::Kind::kStrictJsonSchema
+                           : objects == grammar::Objects::kOpen    ? Cache::Kind::kOpenJsonSchema
+                                                                   : Cache::Kind::kJsonSchema;
+  Grammar grammar = compiled(kind, text, place.path_of("schema"));
   if (conversation != nullptr) {
     conversation->response_name = place.text("name").value_or("");
     conversation->response_description = place.text("description").value_or("");

@@ -234,18 +234,19 @@ void read_tools(const Fields& fields, chat::Conversation& conversation) {
   }
 }
 
-void check_named(const chat::Conversation& conversation, const std::string& name, const std::string& path) {
-  const auto same = [&](const chat::Tool& tool) { return tool.name == name; };
-  if (std::none_of(conversation.tools.begin(), conversation.tools.end(), same)) {
-    bad_field(path, fmt::format("names the tool \"{}\", which is not in tools", name.substr(0, 60)));
-  }
-}
-
-// {"type": "function" or "custom", ...}: the tool it names.
-std::string read_named(const Fields& named, bool nested) {
+// {"type": "function" or "custom", ...}: the tool it names, one of those there are.
+std::string read_named(const Fields& named, const chat::Conversation& conversation, bool nested) {
   const auto type = named.choice("type", {"function", "custom"});
   if (!type) bad_field(named.path_of("type"), "is missing, expected a string", "missing_required_parameter");
-  return within(named, *type, nested).required_text("name");
+  std::string name = within(named, *type, nested).required_text("name");
+  const auto same = [&](const chat::Tool& tool) {
+    return tool.name == name && tool.custom == (*type == "custom");
+  };
+  if (std::none_of(conversation.tools.begin(), conversation.tools.end(), same)) {
+    bad_field(named.path(),
+              fmt::format("names the {} tool \"{}\", which is not in tools", *type, name.substr(0, 60)));
+  }
+  return name;
 }
 
 // Some of the tools, among which the model may choose or has to.
@@ -260,8 +261,7 @@ void read_allowed(const Fields& allowed, chat::Conversation& conversation, bool 
   if (tools->empty()) bad_field(path, "found an empty array, expected at least one tool");
   for (size_t i = 0; i < tools->size(); ++i) {
     const Fields tool((*tools)[i], element_path(path, i));
-    conversation.allowed_tools.push_back(read_named(tool, nested));
-    check_named(conversation, conversation.allowed_tools.back(), tool.path());
+    conversation.allowed_tools.push_back(read_named(tool, conversation, nested));
   }
 }
 
@@ -283,15 +283,12 @@ void read_tool_choice(const Fields& fields, chat::Conversation& conversation, bo
       read_allowed(within(named, "allowed_tools", nested), conversation, nested);
     } else {
       conversation.tool_choice = Choice::kNamed;
-      conversation.named_tool = read_named(named, nested);
+      conversation.named_tool = read_named(named, conversation, nested);
     }
   }
-  const bool calls =
-      conversation.tool_choice == Choice::kRequired || conversation.tool_choice == Choice::kNamed;
-  if (calls && conversation.tools.empty()) {
+  if (conversation.tool_choice == Choice::kRequired && conversation.tools.empty()) {
     bad_field(path, "wants a tool to be called, expected some in tools");
   }
-  if (conversation.tool_choice == Choice::kNamed) check_named(conversation, conversation.named_tool, path);
 }
 
 size_t image_tokens(const chat::Conversation& conversation, const Engine& engine) {

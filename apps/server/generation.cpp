@@ -17,7 +17,7 @@ Generation::Generation(ModelLease model, Timeline& timeline, const std::vector<R
   entry.start = unix_time();
   entry.model = model_->id();
   entry.samples = static_cast<int32_t>(choices_);
-  if (use_) use_->count_prompts(static_cast<int32_t>(requests.size()));
+  if (use_) use_->count_prompts(static_cast<int32_t>(requests.size()), requests.front().samples);
   try {
     for (Request request : requests) {
       request.adapter = model_->adapter();

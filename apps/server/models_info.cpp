@@ -1,6 +1,7 @@
 // /v1/models: what there is, what is loaded, and loading and unloading by hand.
 #include "endpoints.h"
 #include "json_reply.h"
+#include "ollama_answer.h"
 
 namespace millrace::server {
 namespace {
@@ -22,6 +23,10 @@ std::string_view name_of(ModelSet::State state) {
 Json model_json(const Api& api, const ModelSet::Status& model, const std::string& id) {
   const ModelFile& file = model.file;
   Json out = {{"id", id}, {"object", "model"}, {"created", api.created()}, {"owned_by", "millrace"}};
+  // The same in Anthropic's words: its clients ask at the same path.
+  out["type"] = "model";
+  out["display_name"] = id;
+  out["created_at"] = rfc3339(static_cast<double>(api.created()));
   Json meta = {{"model", model.name},
                {"loaded", model.info.has_value()},
                {"state", std::string(name_of(model.state))},
@@ -58,7 +63,12 @@ Reply list_models(Api& api) {
       list.push_back(model_json(api, model, model.name + ":" + adapter));
     }
   }
-  return json_reply({{"object", "list"}, {"data", list}});
+  // All of them, so there is no further page; first_id and last_id are for Anthropic's clients.
+  Json reply = {{"object", "list"}, {"has_more", false}};
+  reply["first_id"] = list.empty() ? Json(nullptr) : list.front()["id"];
+  reply["last_id"] = list.empty() ? Json(nullptr) : list.back()["id"];
+  reply["data"] = std::move(list);
+  return json_reply(reply);
 }
 
 Reply get_model(Api& api, const std::string& id) { return json_reply(model_json(api, id)); }

@@ -30,17 +30,21 @@ void check_messages_may_fit(const Engine& engine, const Json* messages, std::str
     check(engine, messages->size() * kMinTokensOfMessage, path);
 }
 
+size_t least_tokens(const Engine& engine, const chat::Message& message) {
+  if (!engine.model().has_tokenizer) return 0;
+  spend_work(2 + message.content.size() / 16);
+  // Templates may leave out what a model thought, also where its content holds it.
+  const std::string_view content = message.content;
+  const size_t thought = content.rfind(kEndOfThought);
+  return kMinTokensOfMessage +
+         engine.min_tokens(thought == std::string_view::npos ? content : content.substr(thought));
+}
+
 void check_conversation_may_fit(const Engine& engine, const chat::Conversation& conversation,
                                 std::string_view path) {
-  if (!engine.model().has_tokenizer) return;
   size_t sum = 0;
   for (const chat::Message& message : conversation.messages) {
-    spend_work(2 + message.content.size() / 16);
-    // Templates may leave out what a model thought, also where its content holds it.
-    const std::string_view content = message.content;
-    const size_t thought = content.rfind(kEndOfThought);
-    sum += kMinTokensOfMessage +
-           engine.min_tokens(thought == std::string_view::npos ? content : content.substr(thought));
+    sum += least_tokens(engine, message);
     check(engine, sum, path);
   }
 }

@@ -1,6 +1,7 @@
 // What cannot fit the context is refused by a bound on its bytes, before it is rendered or tokenized.
 #pragma once
 
+#include <cstddef>
 #include <string_view>
 
 #include "chat/format.h"
@@ -13,6 +14,8 @@ namespace millrace::server {
 void check_text_may_fit(const Engine& engine, std::string_view text, std::string_view path);
 // By their number alone, before they are read; null and what is no array passes.
 void check_messages_may_fit(const Engine& engine, const Json* messages, std::string_view path);
+// The fewest tokens that this message can take in a prompt.
+size_t least_tokens(const Engine& engine, const chat::Message& message);
 void check_conversation_may_fit(const Engine& engine, const chat::Conversation& conversation,
                                 std::string_view path);
 

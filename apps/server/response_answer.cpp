@@ -140,7 +140,8 @@ void ResponseAnswer::open(OutputItem::Kind kind, std::string& out, const ReadCal
                     .call_id = call.id,
                     .logprobs = {},
                     .done = false,
-                    .custom = call.custom});
+                    .custom = call.custom,
+                    .cut = false});
   Json item = item_json(items_.back());
   if (kind != OutputItem::Kind::kCall) item["content"] = Json::array();
   item_event(out, "response.output_item.added", item);
@@ -158,10 +159,11 @@ void ResponseAnswer::open(OutputItem::Kind kind, std::string& out, const ReadCal
   });
 }
 
-void ResponseAnswer::close(std::string& out) {
+void ResponseAnswer::close(std::string& out, bool cut) {
   if (items_.empty() || items_.back().done) return;
   OutputItem& item = items_.back();
   item.done = true;
+  item.cut = cut;
   const Json whole = item_json(item);
   if (item.kind == OutputItem::Kind::kCall) {
     event(out, item.custom ? "response.custom_tool_call_input.done" : "response.function_call_arguments.done",
@@ -193,10 +195,11 @@ void ResponseAnswer::finish(const Event& event_in, std::string& out) {
   }
   // Nothing at all is still a message: clients look for one.
   if (items_.empty()) open(OutputItem::Kind::kMessage, out);
-  close(out);
+  const bool length = finish_name(event_in.finish) == "length";
+  close(out, length || event_in.finish == FinishReason::kCancelled);
   if (event_in.finish == FinishReason::kCancelled) {
     status_ = "cancelled";
-  } else if (finish_name(event_in.finish) == "length") {
+  } else if (length) {
     status_ = "incomplete";
     incomplete_ = "max_output_tokens";
   } else {
@@ -214,7 +217,7 @@ void ResponseAnswer::finish(const Event& event_in, std::string& out) {
 
 // Behind its beginning: an event that says what went wrong, and the response as far as it came.
 void ResponseAnswer::fail(std::string& out) {
-  close(out);
+  close(out, true);
   status_ = "failed";
   ended_ = true;
   const ApiError& error = *generation_.failure();
@@ -243,7 +246,7 @@ void ResponseAnswer::add_to_conversation() {
 // ---------------------------------------------------------------- in JSON
 
 Json ResponseAnswer::item_json(const OutputItem& item) const {
-  const char* status = !item.done ? "in_progress" : status_ == "incomplete" ? "incomplete" : "completed";
+  const char* status = !item.done ? "in_progress" : item.cut ? "incomplete" : "completed";
   switch (item.kind) {
     case OutputItem::Kind::kReasoning:
       return {{"id", item.id},

@@ -36,11 +36,12 @@ class ResponseAnswer final : public Answer {
     enum class Kind { kReasoning, kMessage, kCall } kind;
     std::string id, text, name, call_id, logprobs;
     bool done = false, custom = false;  // custom: a call of a custom tool, its input is the text
+    bool cut = false;                   // the answer ended within it
   };
   void take(const Event& event, std::string& out);
   void add_text(OutputItem::Kind kind, const chat::Delta& delta, std::string& out);
   void open(OutputItem::Kind kind, std::string& out, const ReadCall& call = {});
-  void close(std::string& out);
+  void close(std::string& out, bool cut = false);
   void finish(const Event& event, std::string& out);
   void fail(std::string& out);
   void add_to_conversation();

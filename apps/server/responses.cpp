@@ -44,11 +44,18 @@ size_t first_event(const HttpRequest& request) {
   return after + 1;
 }
 
+// With truncation, what a look at its size tells of.
+void leave_out(ServedModel& model, ResponseInput& input, int32_t max_tokens) {
+  if (!input.truncate) return;
+  if (!read_images(input.conversation, model.info()).empty())
+    bad_field("truncation", "found \"auto\" with images, expected \"disabled\"", "unsupported_value");
+  const auto least = [&](const chat::Message& message) { return least_tokens(model.engine(), message); };
+  leave_out_by_bound(input.conversation, least, model.info().context, max_tokens);
+}
+
 // The prompt; with truncation, of as much of the conversation as leaves room for an answer.
 std::vector<int32_t> response_prompt(const ServedModel& model, ResponseInput& input, int32_t max_tokens) {
-  const bool images = !read_images(input.conversation, model.info()).empty();
-  if (images && input.truncate)
-    bad_field("truncation", "found \"auto\" with images, expected \"disabled\"", "unsupported_value");
+  read_images(input.conversation, model.info());
   std::vector<int32_t> tokens = model.format().prompt(input.conversation);
   if (input.truncate) {
     truncate_to_fit(model.format(), input.conversation, tokens, model.info().context, max_tokens);
@@ -83,7 +90,8 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   request.max_tokens = static_cast<int32_t>(fields.integer("max_output_tokens", 1, 1 << 28).value_or(0));
   ResponseInput input = read_response_input(fields, api, client);
   input.conversation.objects = model->constraints().objects(fields);
-  if (!input.truncate) check_conversation_may_fit(model->engine(), input.conversation, "input");
+  leave_out(*model, input, request.max_tokens);
+  check_conversation_may_fit(model->engine(), input.conversation, "input");
   const auto top = fields.integer("top_logprobs", 0, 20);
   if (input.logprobs) request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
   Constraints::Grammar content = read_text_format(fields, *model, input);
@@ -126,6 +134,7 @@ Reply count_input_tokens(Api& api, const HttpRequest& http, const Client& client
   const ModelLease model = api.writer_of(fields);
   ResponseInput input = read_response_input(fields, api, client);
   read_text_format(fields, *model, input);
+  leave_out(*model, input, 0);
   const std::vector<int32_t> tokens = response_prompt(*model, input, 0);
   std::string out;
   JsonWriter(out)

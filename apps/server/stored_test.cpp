@@ -123,6 +123,10 @@ std::string cut(std::vector<chat::Message> messages, int32_t context, int32_t ma
   const LetterFormat format;
   chat::Conversation conversation;
   conversation.messages = std::move(messages);
+  // By a bound of half the letters first, which changes nothing of what is left in the end.
+  leave_out_by_bound(
+      conversation, [](const chat::Message& message) { return message.content.size() / 2; }, context,
+      max_tokens);
   std::vector<int32_t> tokens = format.prompt(conversation);
   truncate_to_fit(format, conversation, tokens, context, max_tokens);
   return {tokens.begin(), tokens.end()};
@@ -149,6 +153,19 @@ TEST(Truncation, LeavesOutTheOldestTurns) {
                  {.role = "user", .content = "c"}},
                 4, 1),
             "c");
+}
+
+TEST(Truncation, LeavesOutByABoundWhatCannotFit) {
+  chat::Conversation conversation;
+  for (int i = 0; i < 1000; ++i) {
+    conversation.messages.push_back({.role = "user", .content = "question"});
+    conversation.messages.push_back({.role = "assistant", .content = "answer"});
+  }
+  conversation.messages.push_back({.role = "user", .content = "last"});
+  leave_out_by_bound(
+      conversation, [](const chat::Message&) { return size_t{1}; }, 16, 2);
+  EXPECT_EQ(conversation.messages.size(), 13u);  // six turns of two and the last question, of 14
+  EXPECT_EQ(conversation.messages.back().content, "last");
 }
 
 TEST(Replay, NumbersTheEventsOfAWholeResponse) {

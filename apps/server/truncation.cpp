@@ -52,13 +52,38 @@ std::vector<chat::Message> without(const std::vector<chat::Message>& messages,
   return left;
 }
 
+// What the prompt may take. An eighth of the context is an answer of some length; a quarter is given to those
+// who ask for more.
+size_t room_for_prompt(int32_t context, int32_t max_tokens) {
+  const int32_t answer = max_tokens > 0 ? std::min(max_tokens, context / 4) : context / 8;
+  return static_cast<size_t>(context - answer);
+}
+
 }  // namespace
+
+void leave_out_by_bound(chat::Conversation& conversation,
+                        const std::function<size_t(const chat::Message&)>& least_tokens, int32_t context,
+                        int32_t max_tokens) {
+  const std::vector<chat::Message>& messages = conversation.messages;
+  const size_t room = room_for_prompt(context, max_tokens);
+  std::vector<size_t> least;
+  size_t sum = 0;
+  for (const chat::Message& message : messages) {
+    least.push_back(least_tokens(message));
+    sum += least.back();
+  }
+  if (sum <= room) return;
+  const std::vector<Piece> pieces = pieces_of(messages);
+  size_t count = 0;
+  for (; count < pieces.size() && sum > room; ++count) {
+    for (size_t i = pieces[count].first; i < pieces[count].last; ++i) sum -= least[i];
+  }
+  conversation.messages = without(messages, pieces, count);
+}
 
 void truncate_to_fit(const chat::Format& format, chat::Conversation& conversation,
                      std::vector<int32_t>& tokens, int32_t context, int32_t max_tokens) {
-  // An eighth of the context is an answer of some length; a quarter is given to those who ask for more.
-  const int32_t answer = max_tokens > 0 ? std::min(max_tokens, context / 4) : context / 8;
-  const auto room = static_cast<size_t>(context - answer);
+  const size_t room = room_for_prompt(context, max_tokens);
   if (tokens.size() <= room) return;
   const std::vector<chat::Message> all = conversation.messages;
   const std::vector<Piece> pieces = pieces_of(all);

@@ -26,7 +26,15 @@ class EngineGrammars : public Grammars {
   std::shared_ptr<const grammar::Grammar> json_schema(std::string_view schema,
                                                       grammar::Objects objects) const override {
     using Kind = grammar::Cache::Kind;
-    return get(objects == grammar::Objects::kOpen ? Kind::kOpenJsonSchema : Kind::kJsonSchema, schema);
+    switch (objects) {
+      case grammar::Objects::kOpen:
+        return get(Kind::kOpenJsonSchema, schema);
+      case grammar::Objects::kStrict:
+        return get(Kind::kStrictJsonSchema, schema);
+      case grammar::Objects::kClosed:
+        break;
+    }
+    return get(Kind::kJsonSchema, schema);
   }
   std::shared_ptr<const grammar::Grammar> json_object() const override {
     return get(grammar::Cache::Kind::kJsonObject, "");

@@ -66,7 +66,7 @@ std::shared_ptr<const grammar::Grammar> arguments_grammar(const Grammars& gramma
   }
   try {
     return grammars.json_schema(tool.parameters,
-                                tool.strict ? grammar::Objects::kClosed : conversation.objects);
+                                tool.strict ? grammar::Objects::kStrict : conversation.objects);
   } catch (const Error& error) {
     if (tool.strict || error.code() != ErrorCode::kUnsupported) throw;
     return grammars.json_object();

@@ -70,6 +70,9 @@ std::shared_ptr<const Grammar> Cache::get(Kind kind, std::string_view text) {
     case Kind::kOpenJsonSchema:
       grammar = compile_json_schema(text, Objects::kOpen);
       break;
+    case Kind::kStrictJsonSchema:
+      grammar = compile_json_schema(text, Objects::kStrict);
+      break;
     case Kind::kRegex:
       grammar = compile_regex(text);
       break;

@@ -24,8 +24,9 @@ class Grammar;     // compiled, immutable, shared between threads; holds the mas
 class Vocabulary;  // the tokens of a model as a trie of bytes; immutable, shared between threads
 
 // What an object without additionalProperties may hold beside the properties that its schema names. JSON
-// Schema says anything; a model that is told so invents names until it is cut.
-enum class Objects { kClosed, kOpen };
+// Schema says anything (kOpen); a model that is told so invents names until it is cut (kClosed: nothing).
+// kStrict is closed also where additionalProperties allows anything at all.
+enum class Objects { kClosed, kOpen, kStrict };
 
 // Throw Error{kBadInput} for what is malformed and Error{kUnsupported} for what is not in the documented
 // subset, both with the place: a JSON pointer into the schema, an offset into the pattern, a line of the
@@ -57,7 +58,7 @@ std::unique_ptr<TokenConstraint> constrain(std::shared_ptr<const Grammar> gramma
 // threads that ask for the same new text compile it twice and share the first.
 class Cache {
  public:
-  enum class Kind { kJsonObject, kJsonSchema, kOpenJsonSchema, kRegex, kGbnf };
+  enum class Kind { kJsonObject, kJsonSchema, kOpenJsonSchema, kStrictJsonSchema, kRegex, kGbnf };
   // max_bytes: of texts, tables and masks together, looked at whenever a grammar is added.
   explicit Cache(size_t max_grammars = 256, size_t max_bytes = size_t{512} << 20)
       : max_grammars_(max_grammars), max_bytes_(max_bytes) {}

@@ -190,6 +190,24 @@ TEST(Schema, Messages) {
       "no text at all matches");
 }
 
+TEST(Schema, StrictObjectsHaveThePropertiesNamed) {
+  for (const std::string others : {"true", "{}"}) {
+    const std::string schema = R"({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"],
+        "additionalProperties": )" +
+                               others + "}";
+    const Texts named = {R"({"a":1})"}, further = {R"({"a":1,"b":2})"};
+    expect_language(compile_json_schema(schema), {named[0], further[0]}, {});
+    expect_language(compile_json_schema(schema, Objects::kStrict), named, further);
+  }
+  // A map says what it holds, and an object of which nothing is named holds anything.
+  expect_language(
+      compile_json_schema(R"({"type": "object", "additionalProperties": {"const": 2}})", Objects::kStrict),
+      {R"({"b":2})"}, {R"({"b":1})"});
+  expect_language(
+      compile_json_schema(R"({"type": "object", "additionalProperties": true})", Objects::kStrict),
+      {"{}", R"({"b":2})"}, {});
+}
+
 TEST(Schema, ManyOptionalPropertiesStaySmall) {
   std::string schema = R"({"type": "object", "additionalProperties": false, "properties": {)";
   for (int i = 0; i < 200; ++i)

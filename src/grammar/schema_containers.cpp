@@ -13,6 +13,10 @@ constexpr size_t kMaxObjectNodes = 100'000;  // properties times counted ones
 constexpr size_t kMaxProperties = 10'000;
 constexpr size_t kMaxPatterns = 6;  // of patternProperties: their subsets are told apart
 
+bool allows_anything(const Json& schema) {
+  return schema.is_boolean() ? schema.get<bool>() : schema.is_object() && schema.empty();
+}
+
 }  // namespace
 
 ExprId SchemaCompiler::array_of(const Conjunction& schemas) {
@@ -134,7 +138,8 @@ Conjunction SchemaCompiler::schemas_for(const Conjunction& schemas, const std::s
   return parts;
 }
 
-// Whether an object has the properties that are named and no others: some are, and nothing is said of others.
+// Whether an object has the properties that are named and no others: some are, and nothing is said of others
+// (strictly: nothing but that there may be some).
 // An object of which nothing at all is said may hold anything: there would be nothing to write.
 bool SchemaCompiler::names_all(const Conjunction& schemas) const {
   if (objects_ == Objects::kOpen) return false;
@@ -142,7 +147,12 @@ bool SchemaCompiler::names_all(const Conjunction& schemas) const {
     return std::any_of(schemas.begin(), schemas.end(),
                        [&](const Json* schema) { return schema->contains(key); });
   };
-  return !some_has("additionalProperties") &&
+  const bool speaks_of_others = std::any_of(schemas.begin(), schemas.end(), [&](const Json* schema) {
+    const auto others = schema->find("additionalProperties");
+    if (others == schema->end()) return false;
+    return objects_ != Objects::kStrict || !allows_anything(*others);
+  });
+  return !speaks_of_others &&
          (some_has("properties") || some_has("patternProperties") || some_has("required"));
 }
 

@@ -54,6 +54,8 @@ def prompts(size):
     yield "one letter in a chat", "/v1/chat/completions", filled('{"max_tokens":1,"messages":[{"role":"user","content":"', "a",
                                                                  '"}]}', size), EITHER
     yield "one letter as a response", "/v1/responses", filled('{"max_output_tokens":1,"input":"', "a", '"}', size), EITHER
+    yield "one letter, what is too much left out", "/v1/responses", filled(
+        '{"max_output_tokens":1,"truncation":"auto","input":"', "a", '"}', size), EITHER
     yield "one letter to embed", "/v1/embeddings", filled('{"input":"', "a", '"}', size), EITHER
     yield "words", "/v1/completions", filled('{"max_tokens":1,"prompt":"', "the mill ", '"}', size), EITHER
     yield "names of tokens", "/v1/chat/completions", filled('{"max_tokens":1,"messages":[{"role":"user","content":"',

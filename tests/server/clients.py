@@ -231,6 +231,8 @@ class OfficialClient(SharedServer):
                 types.append(event.type)
                 if event.type == "response.output_text.delta":
                     text += event.delta
+                if event.type == "response.output_item.done":
+                    self.assertEqual(event.item.status, "incomplete")  # it was cut, and the event says so
         self.assertEqual(types[:4], ["response.created", "response.in_progress", "response.output_item.added",
                                      "response.content_part.added"])
         self.assertEqual(types[-4:], ["response.output_text.done", "response.content_part.done", "response.output_item.done",
@@ -243,6 +245,7 @@ class OfficialClient(SharedServer):
         self.assertEqual(running.status, "in_progress")
         self.assertEqual(self.client.responses.cancel(running.id).status, "cancelled")
         self.assertTrue(wait_for(lambda: self.client.responses.retrieve(running.id).status == "cancelled"))
+        self.assertNotIn("completed", [item.status for item in self.client.responses.retrieve(running.id).output])
         self.assertTrue(wait_for(lambda: self.server.stats()["requests"]["running"] == 0))
 
 

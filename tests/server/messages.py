@@ -86,6 +86,13 @@ class AnthropicClient(SharedServer):
         self.assertGreater(again.cache_read_input_tokens, 150)
         self.assertLess(again.input_tokens, 60)
 
+    def test_models(self):
+        listed = list(self.client.models.list())  # page by page
+        self.assertIn("smollm2", [model.id for model in listed])
+        for model in (*listed, self.client.models.retrieve("smollm2")):
+            self.assertEqual((model.type, model.display_name), ("model", model.id))
+            self.assertGreater(model.created_at.year, 2024)
+
     def test_blocks_and_history(self):
         message = self.create(
             system=[{"type": "text", "text": "x-anthropic-billing-header: cc_version=1; cch=abc;"},

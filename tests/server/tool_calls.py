@@ -56,6 +56,8 @@ class ToolCalls(SharedServer):
             self.assertEqual([call.function.name for call in done.message.tool_calls], ["book_hotel"])
             self.assertEqual(list(json.loads(done.message.tool_calls[0].function.arguments)), ["nights"])
             self.assertEqual(done.finish_reason, "tool_calls")
+        other = {"messages": MESSAGES, "tools": nested, "tool_choice": {"type": "custom", "custom": {"name": "book_hotel"}}}
+        self.refused("/v1/chat/completions", other, 400, "tool_choice")
         response = self.respond(flat, {"type": "function", "name": "book_hotel"})
         self.assertEqual([item.name for item in response.output], ["book_hotel"])
 
@@ -176,9 +178,10 @@ class OpenObjects(unittest.TestCase):
         """A comma behind the one property is the likeliest thing to write: it comes where objects are open."""
         schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
 
-        def goes_on(server, strict=None, **fields):
+        def goes_on(server, strict=None, further=None, **fields):
             comma = server.json("POST", "/tokenize", {"content": ",", "add_special": False})[1]["tokens"][0]
-            form = {"name": "x", "schema": schema, **({} if strict is None else {"strict": strict})}
+            said = schema if further is None else {**schema, "additionalProperties": further}
+            form = {"name": "x", "schema": said, **({} if strict is None else {"strict": strict})}
             status, answer = server.json("POST", "/v1/chat/completions", {
                 "messages": MESSAGES, "max_tokens": 16, "temperature": 0, "logit_bias": {str(comma): 100},
                 "response_format": {"type": "json_schema", "json_schema": form}, **fields})
@@ -189,6 +192,8 @@ class OpenObjects(unittest.TestCase):
             self.assertFalse(goes_on(server))
             self.assertTrue(goes_on(server, open_objects=True))
             self.assertFalse(goes_on(server, strict=True, open_objects=True))
+            self.assertTrue(goes_on(server, further=True))
+            self.assertFalse(goes_on(server, strict=True, further=True))
         with Server(shared.BINARY, SMOLLM2, "--ctx", 512, "--open-objects") as server:
             self.assertTrue(goes_on(server))
             self.assertFalse(goes_on(server, open_objects=False))
