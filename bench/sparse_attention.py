@@ -5,6 +5,7 @@
   bench/sparse_attention.py --plots DIR                also draw sparse-light.svg and sparse-dark.svg there
   bench/sparse_attention.py --divergence MILLRACE MODEL TEXT    measure the first again
   bench/sparse_attention.py --decode PROGRAM                   measure the second, by sparse_attention_bench
+  bench/sparse_attention.py --prompts PROGRAM                  the same of the last 512 tokens of prompts
 
 Divergence: KL(full || sparse) in nats per token of one window of the text, cache in f32, by millrace perplexity.
 Time: one layer's attention of one token over random keys in bf16, 32 heads of 128 on 8 KV heads, the median.
@@ -28,6 +29,7 @@ HERE = Path(__file__).resolve().parent
 DATA = HERE / "sparse_attention.json"
 BUDGETS = (256, 512, 1024, 2048, 4096)
 CONTEXTS = (32768, 131072)
+PROMPTS = (8192, 32768)
 TIMED = (1024, 2048, 4096, 8192)
 
 
@@ -52,9 +54,9 @@ def measure_divergence(program, model, text, window, threads):
     return data
 
 
-def measure_decode(program, threads):
-    runs = [call([program, "--context", context, "--threads", threads, "--budgets", ",".join(map(str, TIMED))])
-            for context in CONTEXTS]
+def measure_time(program, threads, contexts, rows):
+    runs = [call([program, "--context", context, "--threads", threads, "--rows", rows, "--budgets",
+                  ",".join(map(str, TIMED))]) for context in contexts]
     return {**origin(), "runs": runs}
 
 
@@ -69,10 +71,13 @@ def tables(data):
         lines += ["| budget | KL mean, nats | 99% of tokens at most | same likeliest token | perplexity |", "|---|---|---|---|---|"]
         lines += [f"| {d['budget']:,} | {d['mean']:.4f} | {d['p99']:.3f} | {100 * d['top1']:.1f}% | "
                   f"{100 * (d['perplexity_ratio'] - 1):+.1f}% |" for d in data["divergence"]["budgets"]]
-    if data["decode"]["runs"]:
-        budgets = list(data["decode"]["runs"][0]["sparse_us"])
+    for kind in ("decode", "prompts"):
+        runs = data.get(kind, {}).get("runs")
+        if not runs:
+            continue
+        budgets = list(runs[0]["sparse_us"])
         lines += ["", f"| context | full | {' | '.join(f'budget {int(b):,}' for b in budgets)} |", "|---|---|" + "---|" * len(budgets)]
-        for run in data["decode"]["runs"]:
+        for run in runs:
             full = full_time(run)
             cells = [f"{run['sparse_us'][b] / 1000:.2f} ms, {100 * run['sparse_us'][b] / full:.0f}%" for b in budgets]
             lines.append(f"| {run['context']:,} | {full / 1000:.2f} ms | {' | '.join(cells)} |")
@@ -119,6 +124,7 @@ def main():
     parser.add_argument("--plots", type=Path)
     parser.add_argument("--divergence", nargs=3, metavar=("MILLRACE", "MODEL", "TEXT"))
     parser.add_argument("--decode", metavar="PROGRAM")
+    parser.add_argument("--prompts", metavar="PROGRAM")
     parser.add_argument("--window", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=0)
     options = parser.parse_args()
@@ -126,7 +132,9 @@ def main():
     if options.divergence:
         data["divergence"] = measure_divergence(*options.divergence, options.window, options.threads)
     if options.decode:
-        data["decode"] = measure_decode(options.decode, options.threads)
+        data["decode"] = measure_time(options.decode, options.threads, CONTEXTS, 1)
+    if options.prompts:
+        data["prompts"] = measure_time(options.prompts, options.threads, PROMPTS, 512)
     DATA.write_text(json.dumps(data, indent=1) + "\n")
     print("\n".join(tables(data)))
     if options.plots:

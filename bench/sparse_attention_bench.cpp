@@ -1,6 +1,7 @@
-// sparse_attention_bench: attention of one decoded token over a long context of random keys, one layer of the
-// cpu executor: full, and sparse with budgets. Prints microseconds, the median of the runs, as JSON. Blocks
-// lie scattered in the pool, as those of a server that has run for a while.
+// sparse_attention_bench: attention of one decoded token, or of the last --rows tokens of a prompt, over a
+// long context of random keys, one layer of the cpu executor: full, and sparse with budgets. Prints
+// microseconds, the median of the runs, as JSON. Blocks lie scattered in the pool, as those of a server that
+// has run for a while.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -21,6 +22,7 @@ namespace {
 struct Options {
   int32_t context = 32768, heads = 32, kv_heads = 8, head_dim = 128;
   std::vector<int32_t> budgets{1024, 2048, 4096, 8192};
+  int32_t rows = 1;
   int threads = 0, runs = 9;
 };
 
@@ -51,11 +53,11 @@ class Bench {
     }
   }
 
-  // Microseconds of the last token's attention; pages 0: full.
+  // Microseconds of the last tokens' attention; pages 0: full.
   double time(int32_t pages) {
     std::vector<double> took;
     for (int i = 0; i < o_.runs; ++i) {
-      begin(o_.context - 1, 1, pages);
+      begin(o_.context - o_.rows, o_.rows, pages);
       write(Slot::kQuery, o_.heads);
       const auto start = std::chrono::steady_clock::now();
       executor_->attend({0, 0, 1.0f / std::sqrt(static_cast<float>(o_.head_dim)), nullptr});
@@ -101,7 +103,7 @@ int run(const Options& options) {
   nlohmann::ordered_json out = {{"context", options.context},   {"heads", options.heads},
                                 {"kv_heads", options.kv_heads}, {"head_dim", options.head_dim},
                                 {"isa", bench.backend().isa()}, {"threads", bench.backend().threads()},
-                                {"runs", options.runs}};
+                                {"runs", options.runs},         {"rows", options.rows}};
   out["full_us"] = bench.time(0);
   for (const int32_t budget : options.budgets) {
     out["sparse_us"][std::to_string(budget)] = bench.time(budget / kBlockTokens);
@@ -116,12 +118,13 @@ int run(const Options& options) {
 
 int main(int argc, char** argv) {
   millrace::Options options;
-  CLI::App app("attention of one decoded token, full and sparse");
+  CLI::App app("attention of one decoded token, or of some of a prompt, full and sparse");
   app.add_option("--context", options.context)->check(CLI::Range(1024, 1 << 22));
   app.add_option("--heads", options.heads);
   app.add_option("--kv-heads", options.kv_heads);
   app.add_option("--head-dim", options.head_dim);
   app.add_option("--budgets", options.budgets)->delimiter(',');
+  app.add_option("--rows", options.rows)->check(CLI::Range(1, 512));
   app.add_option("--threads", options.threads);
   app.add_option("--runs", options.runs)->check(CLI::Range(1, 1000));
   CLI11_PARSE(app, argc, argv);
