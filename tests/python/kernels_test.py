@@ -4,6 +4,7 @@
   tests/python/kernels_test.py BUILD                        with BUILD/libmillrace_kernels.a, e.g. build/dev
   tests/python/kernels_test.py BUILD --torch 2.10.0 ...     the same wheel beside these versions of torch, too
   tests/python/kernels_test.py BUILD --only torch,jax       some parts: contents, torch, transformers, ...
+  tests/python/kernels_test.py BUILD --only vllm,tensorflow the examples in vLLM (2 GB) and in TensorFlow (1.5 GB)
 
 Packages come from PyPI into build/venv/kernels (tests/python/kernels_requirements.txt): torch for CPUs, JAX,
 transformers, 1.5 GB, which is why this is part of `make check`. Another version of torch is PyPI's own, 5 GB with
@@ -24,6 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = ROOT / "tests" / "python"
 REQUIREMENTS = HERE / "kernels_requirements.txt"
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+# Examples beside other people's packages, each in an environment of its own: (what is installed without what it needs).
+# They run when --only names them, or their environment is there already.
+BESIDE = {"vllm": ("vllm==0.33.0",), "tensorflow": ()}
 PARTS = ("contents", "torch", "training", "lowbit", "transformers", "jax", "arrays", "documents", "examples")
 WHEEL_LIMIT = 30 << 20  # bytes
 # What a library of the wheel may need from outside: the C and C++ runtimes, and torch's own where it is torch's.
@@ -39,11 +43,16 @@ def run(command, **options):
     return subprocess.run([str(part) for part in command], **options)
 
 
-def environment(name, requirements):
-    """A Python with the packages, or None and why not."""
+def is_ready(name, requirements):
+    ready = ROOT / "build" / "venv" / name / "ready"
+    return ready.is_file() and ready.read_text() == requirements
+
+
+def environment(name, requirements, alone=()):
+    """A Python with the packages, or None and why not. alone: installed without what they depend on."""
     venv = ROOT / "build" / "venv" / name
     python, ready = venv / "bin" / "python", venv / "ready"
-    if ready.is_file() and ready.read_text() == requirements:
+    if is_ready(name, requirements):
         return python, None
     shutil.rmtree(venv, ignore_errors=True)
     made = run([sys.executable, "-m", "venv", venv], capture_output=True, text=True)
@@ -53,8 +62,10 @@ def environment(name, requirements):
     listed.write_text(requirements)
     # A machine may have torch for CPUs at hand (pip's find-links); else torch's own index has it.
     for more in ((), ("--extra-index-url", PYTORCH_INDEX)):
-        done = run([python, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check", *more, "-r",
-                    listed], capture_output=True, text=True)
+        pip = [python, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check", *more]
+        done = run([*pip, "-r", listed], capture_output=True, text=True)
+        if done.returncode == 0 and alone:
+            done = run([*pip, "--no-deps", *alone], capture_output=True, text=True)
         if done.returncode == 0:
             ready.write_text(requirements)
             return python, None
@@ -125,15 +136,29 @@ def script(python, name):
     return run([python, HERE / f"kernels_{name}_test.py"], cwd=ROOT / "build", env=env).returncode
 
 
+def run_beside(name, wheel, asked):
+    """True unless the example fails beside its package."""
+    requirements, venv = (HERE / f"kernels_{name}_requirements.txt").read_text(), f"kernels-{name}"
+    if not asked and not is_ready(venv, requirements):
+        print(f"SKIPPED: the example for {name}, whose packages are large: kernels_test.py BUILD --only {name} runs it")
+        return True
+    python, why_not = environment(venv, requirements, BESIDE[name])
+    if python is None:
+        print(f"SKIPPED: the packages of kernels_{name}_requirements.txt cannot be installed: {why_not}")
+        return True
+    install(python, wheel)
+    return script(python, name) in (0, 77)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
     parser.add_argument("--torch", nargs="*", default=[], metavar="VERSION")
-    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--only")
     arguments = parser.parse_args()
-    parts = arguments.only.split(",")
-    if unknown := set(parts) - set(PARTS):
-        parser.error(f"--only: there is no {sorted(unknown)}, expected some of {', '.join(PARTS)}")
+    parts = arguments.only.split(",") if arguments.only else [*PARTS, *BESIDE]
+    if unknown := set(parts) - set(PARTS) - set(BESIDE):
+        parser.error(f"--only: there is no {sorted(unknown)}, expected some of {', '.join((*PARTS, *BESIDE))}")
     archive = arguments.build.resolve() / "libmillrace_kernels.a"
     if not archive.is_file():
         sys.exit(f"{archive} is not there: ninja -C {arguments.build} millrace_kernels_static")
@@ -147,7 +172,11 @@ def main():
         check_contents(wheel)
     install(python, wheel)
     for name in parts:
-        if name != "contents" and script(python, name) not in (0, 77):
+        if name in BESIDE:
+            passed = run_beside(name, wheel, bool(arguments.only))
+        else:
+            passed = name == "contents" or script(python, name) in (0, 77)
+        if not passed:
             failed.append(name)
     for version in arguments.torch:
         other, why_not = environment(f"kernels-{version}", f"torch=={version}\nnumpy\n")
