@@ -439,7 +439,13 @@ class Inspect(CliTest):
         self.assertEqual(plan["context_parallel"]["kv_bytes_at_context"] * 3,
                          sum(group["kv_bytes_at_context"] for group in one["kv_groups"]))
         self.assertGreater(plan["context_parallel"]["received_bytes_per_token_at_context"], 0)
+        self.assertEqual(plan["context_parallel"]["schedule"], "ring")
         self.assertIn("Over 3 ranks", self.good("inspect", self.model, "--ranks", 3, "--context-parallel"))
+        mesh = self.good_json("inspect", self.model, "--ctx", 6144, "--ranks", 4, "--context-parallel",
+                              "--context-schedule", "mesh")["context_parallel"]
+        self.assertRegex(mesh["schedule"], "mesh [24] x [12]")
+        self.assertGreater(mesh["received_bytes_per_prompt_of_context"], 0)
+        self.bad("inspect", self.model, "--ranks", 4, "--context-schedule", "mesh", says=["--context-parallel"])
 
     def test_bad_input(self):
         self.bad("inspect", self.path / "none.gguf", says=["none.gguf"])

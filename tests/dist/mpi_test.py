@@ -71,7 +71,7 @@ class Mpi(unittest.TestCase):
         arguments = ["logits", GPT_OSS, "--tokens", tokens, "--threads", "1", "--device", "cpu", "--ctx", "1536"]
         one = run([MILLRACE, *arguments, "--out", alone])
         self.assertEqual(one.returncode, 0, one.stderr)
-        three = ranks(3, *arguments, "--out", spread, "--context-parallel", "3")
+        three = ranks(3, *arguments, "--out", spread, "--context-parallel", "3", "--context-schedule", "mesh")
         self.assertEqual(three.returncode, 0, three.stderr)
         self.assertEqual(Path(alone).read_bytes(), Path(spread).read_bytes())
 
