@@ -4,7 +4,7 @@
   tests/python/kernels_test.py BUILD                        with BUILD/libmillrace_kernels.a, e.g. build/dev
   tests/python/kernels_test.py BUILD --torch 2.10.0 ...     the same wheel beside these versions of torch, too
   tests/python/kernels_test.py BUILD --only torch,jax       some parts: contents, torch, transformers, ...
-  tests/python/kernels_test.py BUILD --only vllm,tensorflow the examples in vLLM (2 GB) and in TensorFlow (1.5 GB)
+  tests/python/kernels_test.py BUILD --only vllm,tensorflow the examples in vLLM and in TensorFlow
 
 Packages come from PyPI into build/venv/kernels (tests/python/kernels_requirements.txt): torch for CPUs, JAX,
 transformers, 1.5 GB, which is why this is part of `make check`. Another version of torch is PyPI's own, 5 GB with
