@@ -28,7 +28,7 @@ from clients import NodeClient, OfficialClient  # noqa: E402, F401
 from codes import ErrorCodes  # noqa: E402, F401
 from description import Description  # noqa: E402
 from harness import SMOLLM2, Server, in_threads, post  # noqa: E402
-from images import Images, ImagesOfFiles  # noqa: E402, F401
+from images import Images, ImagesOfAnyShape, ImagesOfFiles  # noqa: E402, F401
 from limits import Limits  # noqa: E402, F401
 from messages import AnthropicClient, AnthropicNode, AnthropicThinking  # noqa: E402, F401
 from models import Adapters, FromAFile, OneAtATime, Several  # noqa: E402, F401

@@ -8,6 +8,7 @@
 #include "conversation.h"
 #include "endpoints.h"
 #include "ids.h"
+#include "image_tokens.h"
 #include "prompt_bounds.h"
 #include "request_fields.h"
 

@@ -291,12 +291,6 @@ void read_tool_choice(const Fields& fields, chat::Conversation& conversation, bo
   }
 }
 
-size_t image_tokens(const chat::Conversation& conversation, const Engine& engine) {
-  size_t tokens = 0;
-  for (const auto& file : read_images(conversation, engine.model())) tokens += engine.image_tokens(*file);
-  return tokens;
-}
-
 std::vector<std::shared_ptr<const std::string>> read_images(const chat::Conversation& conversation,
                                                             const ModelInfo& info) {
   std::vector<std::shared_ptr<const std::string>> images = chat::images_of(conversation);

@@ -3,7 +3,6 @@
 
 #include "chat/format.h"
 #include "json_fields.h"
-#include "millrace/engine.h"
 
 namespace millrace::server {
 
@@ -21,8 +20,6 @@ std::string from_base64(std::string_view text, const std::string& path);
 // Those of a conversation, in order; none where it has none. Throws ApiError for a model that takes none.
 std::vector<std::shared_ptr<const std::string>> read_images(const chat::Conversation& conversation,
                                                             const ModelInfo& info);
-// What they take of a prompt. Throws ApiError likewise, and Error for a file that is no picture.
-size_t image_tokens(const chat::Conversation& conversation, const Engine& engine);
 // A function or a custom tool. `nested`: what is said of it lies in an object beside its type, as chats have
 // it.
 chat::Tool read_tool(const Fields& tool, bool nested);

@@ -7,6 +7,7 @@
 #include "base/utf8.h"
 #include "conversation.h"
 #include "endpoints.h"
+#include "image_tokens.h"
 #include "json_reply.h"
 #include "prompt_bounds.h"
 

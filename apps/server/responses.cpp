@@ -9,6 +9,7 @@
 #include "conversations.h"
 #include "endpoints.h"
 #include "ids.h"
+#include "image_tokens.h"
 #include "item_page.h"
 #include "prompt_bounds.h"
 #include "request_fields.h"

@@ -140,6 +140,37 @@ class Images(unittest.TestCase):
         self.assertEqual(self.server.json("POST", "/v1/chat/completions", system)[0], 400)
 
 
+class ImagesOfAnyShape(unittest.TestCase):
+    """A tiny Qwen 3 VL (tests/golden/qwen_images): as many tokens as a picture has squares, in all APIs that count them."""
+
+    def test_qwen(self):
+        folder = ROOT / "tests" / "golden" / "qwen_images" / "qwen3vl"
+        with Server(shared.BINARY, folder, "--device", "cpu", "--ctx", "512", "--kv-type", "f32", "--step-tokens", "24",
+                    "--max-running", "4") as server:
+            skip_without_codecs(server)
+            post = lambda path, body: server.json("POST", path, body)
+            body = lambda *parts: {k: v for k, v in chat(*parts).items() if k != "logit_bias"}
+            text = post("/v1/chat/completions", body("look:", "here"))[1]["usage"]["prompt_tokens"]
+            answers = {}
+            for name, tokens in (("mill.png", 40), ("photo.jpg", 36), ("alpha.png", 16)):
+                request = body("look:", data_url(name), "here")
+                status, answers[name] = post("/v1/chat/completions", request)
+                self.assertEqual(status, 200, answers[name])
+                self.assertEqual(answers[name]["usage"]["prompt_tokens"], text + 2 + tokens)
+                self.assertEqual(post("/tokenize", {"messages": request["messages"]})[1]["count"], text + 2 + tokens)
+                again = post("/v1/chat/completions", request)[1]
+                self.assertEqual(again["choices"], answers[name]["choices"])
+                self.assertGreaterEqual(again["usage"]["prompt_tokens_details"]["cached_tokens"], tokens // 16 * 16)
+            self.assertNotEqual(answers["mill.png"]["choices"], answers["photo.jpg"]["choices"])
+            parts = [{"type": "input_text", "text": "look:"}, {"type": "input_image", "image_url": data_url("mill.png")},
+                     {"type": "input_text", "text": "here"}]
+            request = {"input": [{"role": "user", "content": parts}], "max_output_tokens": 4, "temperature": 0}
+            self.assertEqual(post("/v1/responses", request)[1]["usage"]["input_tokens"], text + 42)
+            self.assertEqual(post("/v1/responses/input_tokens", request)[1]["input_tokens"], text + 42)
+            status, refused = post("/v1/chat/completions", body(data_url("mill.png")[:120]))
+            self.assertEqual(status, 400, refused)
+
+
 class ImagesOfFiles(unittest.TestCase):
     """A GGUF file, with its tower in another, answers as the directory does; without, it says what is missing."""
 
