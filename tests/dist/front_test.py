@@ -288,7 +288,8 @@ class PretendedRanks(unittest.TestCase):
             name, value = re.search(r"millrace: (.*): rank \d .* has 'none', the front has '(.*)'\n", said).groups()
             claims[name] = value
         self.assertEqual(list(claims), ["version of the program", "model", "--tensor-parallel", "--pipeline-parallel",
-                                        "--context-parallel", "--expert-parallel", "--rank-speeds", "processor"])
+                                        "--context-parallel", "--context-schedule", "--expert-parallel", "--rank-speeds",
+                                        "processor"])
         # They are taken now, and never answer: all of them wait.
         began = time.monotonic()
         _, error = server.stream()
