@@ -144,7 +144,7 @@ bool is_repeatable(const Value& v) { return v.is_string() || v.is(Kind::kList) |
 }  // namespace
 
 Value binary_operator(char op, const Value& a, const Value& b) {
-  if (op == '%' && a.is_string()) return Value::string(format_percent(a.text(), b), a.is_markup());
+  if (op == '%' && a.is_string()) return format_percent(a, b);
   if (a.is_undefined()) fail_undefined(a);
   if (b.is_undefined()) fail_undefined(b);
   if (a.is_integral() && b.is_integral()) return integer_operator(op, a.as_int(), b.as_int());

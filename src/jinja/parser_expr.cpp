@@ -153,6 +153,7 @@ ExprPtr Parser::parse_concat() {
   ExprPtr first = parse_product();
   if (!at_operator("~")) return first;
   auto expr = make(ExprKind::kConcat, first->line);
+  expr->escaping = escaping_;
   expr->args.push_back(std::move(first));
   while (skip_operator("~")) expr->args.push_back(parse_product());
   return finish(std::move(expr));

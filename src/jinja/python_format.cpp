@@ -130,8 +130,8 @@ int64_t parse_number(std::string_view format, size_t& i) {
 // One "%..." conversion; i stands behind the '%'.
 class PercentFormatter {
  public:
-  PercentFormatter(const std::string& format, const Value& arguments)
-      : format_(format), arguments_(arguments) {}
+  PercentFormatter(const Value& format, const Value& arguments)
+      : format_(format.text()), markup_(format.is_markup()), arguments_(arguments) {}
 
   std::string run() {
     std::string out;
@@ -194,12 +194,17 @@ class PercentFormatter {
     return convert(argument, spec);
   }
 
-  static std::string convert(const Value& value, Spec spec) {
+  std::string text_of(const Value& value, bool as_repr) const {
+    if (!markup_) return as_repr ? repr(value) : to_text(value);
+    return as_repr ? escape_html(repr(value)) : escaped_text(value);
+  }
+
+  std::string convert(const Value& value, Spec spec) const {
     switch (spec.type) {
       case 's':
       case 'r':
         if (spec.align == '=') spec.align = 0, spec.fill = " ";
-        return pad(clip(spec.type == 's' ? to_text(value) : repr(value), spec.precision), spec, '>');
+        return pad(clip(text_of(value, spec.type == 'r'), spec.precision), spec, '>');
       case 'd':
       case 'i':
       case 'u':
@@ -234,6 +239,7 @@ class PercentFormatter {
   }
 
   const std::string& format_;
+  const bool markup_;
   const Value& arguments_;
   size_t used_ = 0;
   bool named_ = false;
@@ -314,11 +320,12 @@ Value field_value(std::string_view field, const Arguments& arguments, size_t& au
 
 }  // namespace
 
-std::string format_percent(const std::string& format, const Value& arguments) {
-  return PercentFormatter(format, arguments).run();
+Value format_percent(const Value& format, const Value& arguments) {
+  return Value::string(PercentFormatter(format, arguments).run(), format.is_markup());
 }
 
-std::string format_braces(std::string_view format, const Arguments& arguments) {
+Value format_braces(const Value& given, const Arguments& arguments) {
+  const std::string_view format = given.text();
   std::string out;
   size_t automatic = 0;
   for (size_t i = 0; i < format.size();) {
@@ -343,12 +350,14 @@ std::string format_braces(std::string_view format, const Arguments& arguments) {
         value = Value::string(repr(value));
       else if (bang < colon)
         value = Value::string(to_text(value));
-      out += format_value(value, colon < field.size() ? field.substr(colon + 1) : std::string_view());
+      const std::string text =
+          format_value(value, colon < field.size() ? field.substr(colon + 1) : std::string_view());
+      out += given.is_markup() && !value.is_markup() ? escape_html(text) : text;
       i = close + 1;
     }
     if (out.size() > Budget::kMaxText) Budget::check_text(out.size());
   }
-  return out;
+  return Value::string(std::move(out), given.is_markup());
 }
 
 std::string format_time(const std::string& format, std::time_t now) {

@@ -71,8 +71,14 @@ Value center(RenderState& state, const Value& self, const Arguments& arguments) 
   return call_method(state, "center", self, {{Value::integer(args.integer(0, 80))}, {}});
 }
 
-Value replace(RenderState&, const Value& self, const Arguments& arguments) {
+Value replace(RenderState& state, const Value& self, const Arguments& arguments) {
   Bound args("replace", arguments, {"old", "new", "count"}, 2);
+  const bool markup = state.autoescape && (self.is_markup() || args[0]->is_markup() || args[1]->is_markup());
+  if (markup) {  // markup stays what it is, and what is put into it becomes markup
+    return Value::string(
+        replace_text(escaped_text(self), to_text(*args[0]), escaped_text(*args[1]), args.integer(2, -1)),
+        true);
+  }
   return Value::string(
       replace_text(to_text(self), to_text(*args[0]), to_text(*args[1]), args.integer(2, -1)));
 }
@@ -85,7 +91,7 @@ Value string(RenderState&, const Value& self, const Arguments& arguments) {
 Value safe(RenderState&, const Value& self, const Arguments&) { return Value::string(to_text(self), true); }
 
 Value escape(RenderState&, const Value& self, const Arguments&) {
-  return self.is_markup() ? self : Value::string(escape_html(to_text(self)), true);
+  return Value::string(escaped_text(self), true);
 }
 
 Value indent(RenderState&, const Value& self, const Arguments& arguments) {
@@ -144,11 +150,10 @@ Value format(RenderState&, const Value& self, const Arguments& arguments) {
   if (!arguments.positional.empty() && !arguments.keyword.empty()) {
     fail("can't handle positional and keyword arguments at the same time");
   }
-  if (arguments.keyword.empty())
-    return Value::string(format_percent(to_text(self), Value::tuple(arguments.positional)));
+  if (arguments.keyword.empty()) return format_percent(as_text(self), Value::tuple(arguments.positional));
   auto dict = std::make_shared<DictObject>();
   for (const auto& [key, value] : arguments.keyword) dict->insert(Value::string(key), value);
-  return Value::string(format_percent(to_text(self), Value::object(Kind::kDict, std::move(dict))));
+  return format_percent(as_text(self), Value::object(Kind::kDict, std::move(dict)));
 }
 
 std::string quote_url(std::string_view text, bool for_query) {

@@ -361,4 +361,23 @@ STATEFUL = [
     "{{ s.swapcase() }}", "{{ uni.swapcase() }}", "{{ 'ǅ ß ﬁ Σ'.swapcase() }}", "{{ html|safe|striptags is escaped }}",
 ]
 
-CASES = STATEFUL + TEXT + LITERALS + OPERATORS + STRING_METHODS + CONTAINERS + FILTERS + TESTS + STATEMENTS + ERRORS
+ESCAPED = [
+    "{% autoescape true %}{{ html }}<i>{{ '<' }}{{ html|safe }}{{ html|e }}{{ n }}{{ nums }}{{ gone }}{{ d }}{% endautoescape %}{{ html }}",
+    "{% autoescape false %}{{ html }}{% autoescape true %}{{ html }}{% autoescape false %}{{ html }}{% endautoescape %}{{ html }}{% endautoescape %}{% endautoescape %}",
+    "{% autoescape n > 0 %}{{ html }}{{ '<' ~ html }}{{ ('<' ~ (html|safe)) is escaped }}{% endautoescape %}", "{% autoescape gone %}{{ html }}{% endautoescape %}",
+    "{% autoescape true %}{{ '<' ~ html }}{{ '<' ~ (html|safe) ~ 5 ~ '&' }}{{ ('<' ~ html) is escaped }}{{ ('a' ~ (html|safe)) is escaped }}{% endautoescape %}",
+    "{% autoescape true %}{% set x %}<b>{{ html }}{% endset %}{{ x }}{{ x is escaped }}{{ x ~ '<' }}{% set y | upper %}<a>{{ '<' }}{% endset %}{{ y }}{{ y is escaped }}{% endautoescape %}",
+    "{% macro m(v) %}<m>{{ v }}{% endmacro %}{% autoescape true %}{{ m('<') }}{{ m('<') is escaped }}{% endautoescape %}{{ m('<') is escaped }}",
+    "{% autoescape true %}{% macro m(v) %}<m>{{ v }}{{ caller() }}{% endmacro %}{% call m('<') %}<c>{{ html }}{% endcall %}{% endautoescape %}{{ m is defined }}",
+    "{% autoescape true %}{% filter upper %}<a>{{ '<b' }}{% endfilter %}{% filter replace('A', '<') %}a{% endfilter %}{% endautoescape %}",
+    "{% autoescape true %}{% for x in [1, [2, [3]]] recursive %}{% if x is iterable %}<{{ loop(x) }}>{% else %}{{ x }}{{ '<' }}{% endif %}{% endfor %}{% endautoescape %}",
+    "{% autoescape true %}{{ ['<', '>']|join('&') }}{{ ['<', '>'|safe]|join('&') }}{{ ['<', 1]|join('&'|safe) }}{{ (['<']|join) is escaped }}{{ [d]|join(', ', attribute='a') }}{% endautoescape %}",
+    "{% autoescape true %}{{ '<a>'|replace('<', '&') }}{{ '<a>'|safe|replace('<', '&') }}{{ '<a>'|replace('<'|safe, '-') }}{{ '<a>'|replace('a', '<b>'|safe) }}{{ ('a'|replace('a', 'b')) is escaped }}{% endautoescape %}",
+    "{{ ['<', '>'|safe]|join('&') }}{{ '<a>'|safe|replace('<', '&') is escaped }}{{ (['<'|safe]|join) is escaped }}",
+    "{% autoescape true %}{% print html, '<' %}{{ 'a' if html else '<' }}{{ html|upper|length }}{{ html[:2] }}{{ html|safe|trim }}{% endautoescape %}",
+    "{% autoescape true %}{% set x = 1 %}{% endautoescape %}{{ x }}", "{% for i in nums %}{% autoescape true %}{% if i == 2 %}{% break %}{% endif %}{{ '<' }}{% endautoescape %}{{ '<' }}{% endfor %}{{ '<' }}",
+    "{% autoescape %}{% endautoescape %}", "{% autoescape true %}", "{% endautoescape %}", "{% autoescape true %}{{ d.x.y }}{% endautoescape %}",
+    "{{ ('<b>%s</b>'|safe) % '<i>' }}", "{{ ('<b>{}</b>'|safe).format('<i>') }}", "{{ '<b>%s</b>'|safe|format('<i>') }}", "{{ ('<'|safe).join(['>', '&'|safe]) }}", "{{ ('<a>'|safe).replace('<', '<<') }}",
+]
+
+CASES = STATEFUL + ESCAPED + TEXT + LITERALS + OPERATORS + STRING_METHODS + CONTAINERS + FILTERS + TESTS + STATEMENTS + ERRORS
