@@ -234,7 +234,7 @@ ExprPtr Parser::parse_primary(bool with_namespace) {
       return expr;
     }
     case TokenKind::kInteger:
-      expr->constant = Value::integer(next().integer);
+      expr->constant = next().integer;
       return expr;
     case TokenKind::kFloat:
       expr->constant = Value::real(next().real);
@@ -313,7 +313,7 @@ ExprPtr Parser::parse_subscript(ExprPtr object) {
     }
     if (name.kind != TokenKind::kInteger) error_at(name.line, "expected name or number");
     auto index = make(ExprKind::kConstant, name.line);
-    index->constant = Value::integer(name.integer);
+    index->constant = name.integer;
     return binary(ExprKind::kItem, 0, std::move(object), std::move(index));
   }
   auto parts = make(ExprKind::kTuple, token.line);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "jinja/big_integer.h"
 #include "jinja/python_text.h"
 #include "jinja/render_state.h"
 
@@ -68,6 +69,9 @@ void print(std::string& out, const Value& value) {
       break;
     case Kind::kInt:
       out += std::to_string(value.as_int());
+      break;
+    case Kind::kBigInt:
+      out += value.as_big().text();
       break;
     case Kind::kFloat:
       out += repr_float(value.as_double());

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "jinja/big_integer.h"
 #include "jinja/lookup.h"
 #include "jinja/print.h"
 #include "jinja/python_text.h"
@@ -56,7 +57,15 @@ std::string group_digits(std::string digits) {
   return digits;
 }
 
-std::string format_integer(int64_t value, const Spec& spec) {
+std::string format_integer(const Value& whole, const Spec& spec) {
+  if (whole.is(Kind::kBigInt)) {
+    const BigInteger big = whole.as_big();
+    if (spec.type == 'x' || spec.type == 'X' || spec.type == 'o' || spec.type == 'b')
+      fail_unsupported("an integer beyond 64 bits in another base");
+    std::string digits = (big.negative() ? -big : big).text();
+    return with_sign(spec.comma ? group_digits(std::move(digits)) : std::move(digits), big.negative(), spec);
+  }
+  const int64_t value = whole.as_int();
   uint64_t magnitude = value < 0 ? 0 - static_cast<uint64_t>(value) : static_cast<uint64_t>(value);
   std::string digits;
   switch (spec.type) {
@@ -210,18 +219,19 @@ class PercentFormatter {
       case 'u':
         if (!value.is_number())
           fail("%{} format: a real number is required, not {}", spec.type, type_name(value));
-        if (value.is(Kind::kFloat) && !(std::fabs(value.as_double()) < 9e18))
-          fail("an integer beyond 64 bits");
+        if (value.is(Kind::kFloat) && !std::isfinite(value.as_double()))
+          fail("cannot convert float {} to integer", repr_float(value.as_double()));
         return pad(
-            format_integer(value.is(Kind::kFloat) ? static_cast<int64_t>(value.as_double()) : value.as_int(),
-                           spec),
+            format_integer(
+                value.is(Kind::kFloat) ? Value::whole(BigInteger::truncated(value.as_double())) : value,
+                spec),
             spec, '>');
       case 'x':
       case 'X':
       case 'o':
-        if (!value.is_integral())
+        if (!value.is_whole())
           fail("%{} format: an integer is required, not {}", spec.type, type_name(value));
-        return pad(format_integer(value.as_int(), spec), spec, '>');
+        return pad(format_integer(value, spec), spec, '>');
       case 'e':
       case 'E':
       case 'f':
@@ -275,9 +285,9 @@ std::string format_value(const Value& value, std::string_view text) {
       spec.type == 'd' || spec.type == 'x' || spec.type == 'X' || spec.type == 'o' || spec.type == 'b';
   bool float_type = std::string_view("eEfFgG%").find(spec.type) != std::string_view::npos && spec.type != 0;
   if (value.is_number() && float_type) return pad(format_float(value.as_double(), spec), spec, '>');
-  if (value.is_integral() && (integer_type || spec.type == 0)) {
+  if (value.is_whole() && (integer_type || spec.type == 0)) {
     if (value.is(Kind::kBool) && spec.type == 0) return pad(std::to_string(value.as_int()), spec, '>');
-    return pad(format_integer(value.as_int(), spec), spec, '>');
+    return pad(format_integer(value, spec), spec, '>');
   }
   if (value.is(Kind::kFloat) && spec.type == 0) return pad(format_float(value.as_double(), spec), spec, '>');
   if (!value.is_string() || (spec.type != 's' && spec.type != 0)) {
