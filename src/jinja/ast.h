@@ -34,6 +34,10 @@ enum class ExprKind : uint8_t {
   kCondition,     // args[0] if args[1] else args[2], which may be null
 };
 
+// Whether what is printed at a place is escaped, by the autoescape statements around it: jinja2 decides when
+// it compiles, but for a condition that is no constant.
+enum class Escaping : uint8_t { kNever, kAlways, kAsNow };
+
 enum class CompareOp : uint8_t { kEqual, kNotEqual, kLess, kLessEqual, kGreater, kGreaterEqual, kIn, kNotIn };
 
 struct Expr;
@@ -50,6 +54,7 @@ struct Expr {
   std::vector<CompareOp> ops;
   std::vector<std::pair<std::string, ExprPtr>> keyword;
   ExprPtr star, star_star;
+  Escaping escaping = Escaping::kNever;  // kConcat
   Native native = nullptr;  // filters and tests; null where this interpreter has none of that name
 };
 
@@ -67,6 +72,7 @@ enum class StmtKind : uint8_t {
   kBreak,       //
   kContinue,    //
   kGeneration,  // body
+  kAutoescape,  // value (the condition), body
 };
 
 struct Stmt;
@@ -93,6 +99,7 @@ struct Stmt {
   Body body, otherwise;
   Signature signature;
   bool recursive = false;
+  Escaping escaping = Escaping::kNever;  // kOutput, kFor, kSetBlock, kFilter
 };
 
 }  // namespace millrace::jinja

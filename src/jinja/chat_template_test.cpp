@@ -132,12 +132,11 @@ TEST(ChatTemplate, UnsupportedConstructsAreNamedWithTheirLine) {
             "test.jinja: chat template line 1: the test 'happy' is not supported");
   EXPECT_EQ(error_of("{% if true %}\n{{ 1 | wordwrap }}{% endif %}", ErrorCode::kUnsupported),
             "test.jinja: chat template line 2: the filter 'wordwrap' is not supported");
-  for (const char* tag :
-       {"block x", "extends 'a'", "import 'a' as b", "from 'a' import b", "autoescape true", "do x"}) {
+  for (const char* tag : {"block x", "extends 'a'", "import 'a' as b", "from 'a' import b", "do x"}) {
     error_of("{% " + std::string(tag) + " %}", ErrorCode::kUnsupported);
   }
-  error_of("{{ 2 ** 64 }}", ErrorCode::kUnsupported);
-  error_of("{{ 99999999999999999999 }}", ErrorCode::kUnsupported);
+  error_of("{{ 2 ** (2 ** 40) }}", ErrorCode::kUnsupported);
+  error_of("{{ 3 ** (2 ** 70) }}", ErrorCode::kUnsupported);
 }
 
 TEST(ChatTemplate, ErrorsAreOneLineWithFileAndLine) {

@@ -48,7 +48,9 @@ Evaluator::Flow Evaluator::execute(const Stmt& stmt) {
     case StmtKind::kOutput:
       for (const ExprPtr& value : stmt.values) {
         Value result = evaluate(*value);
-        if (result.is_string())
+        if (escapes(stmt.escaping))
+          write(escaped_text(result));
+        else if (result.is_string())
           write(result.text());
         else
           write(to_text(result));
@@ -80,8 +82,21 @@ Evaluator::Flow Evaluator::execute(const Stmt& stmt) {
       Inner inner(*this, scope_);
       return execute(stmt.body);
     }
+    case StmtKind::kAutoescape:
+      return execute_autoescape(stmt);
   }
   return Flow::kNormal;
+}
+
+Evaluator::Flow Evaluator::execute_autoescape(const Stmt& stmt) {
+  struct Until {
+    ~Until() { state.autoescape = saved; }
+    RenderState& state;
+    bool saved;
+  } until{state_, state_.autoescape};
+  Inner inner(*this, scope_);
+  state_.autoescape = truthy(evaluate(*stmt.value));
+  return execute(stmt.body);
 }
 
 Evaluator::Flow Evaluator::execute_if(const Stmt& stmt) {
@@ -139,9 +154,11 @@ Evaluator::Flow Evaluator::execute_captured(const Stmt& stmt) {
     Capture capture(*this);
     Flow flow = execute(stmt.body);
     if (flow != Flow::kNormal) return flow;  // a break drops what was captured, as in jinja2
-    text = Value::string(std::move(capture.text));
+    const bool markup = stmt.value != nullptr && escapes(stmt.escaping);  // what a filter is given
+    text = Value::string(std::move(capture.text), markup);
   }
   if (stmt.value != nullptr) text = evaluate_filter(*stmt.value, &text);
+  if (stmt.kind == StmtKind::kSetBlock && state_.autoescape) text = Value::string(to_text(text), true);
   if (stmt.kind == StmtKind::kSetBlock)
     assign(*stmt.target, std::move(text));
   else

@@ -37,6 +37,10 @@ class Evaluator {
   Flow execute_for(const Stmt& stmt);
   Flow execute_with(const Stmt& stmt);
   Flow execute_captured(const Stmt& stmt);
+  Flow execute_autoescape(const Stmt& stmt);
+  bool escapes(Escaping escaping) const {
+    return escaping == Escaping::kAlways || (escaping == Escaping::kAsNow && state_.autoescape);
+  }
   void run_loop(const Stmt& stmt, std::shared_ptr<Scope> outer, const Value& iterable, int64_t depth0);
   void define_macro(const Stmt& stmt);
   void execute_call(const Stmt& stmt);

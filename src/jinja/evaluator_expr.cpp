@@ -151,6 +151,7 @@ Value Evaluator::evaluate_compare(const Expr& expr) {
 }
 
 Value Evaluator::evaluate_concat(const Expr& expr) {
+  if (expr.escaping == Escaping::kAlways) return join_markup("", evaluate_all(expr.args), false);
   std::string text;
   for (const ExprPtr& arg : expr.args) {
     Value value = evaluate(*arg);
@@ -240,7 +241,7 @@ Value Evaluator::call(const Value& callee, Arguments arguments) {
         fail("loop() takes one argument, inside its loop");
       Capture capture(*this);
       run_loop(*loop.statement, loop.scope, arguments.positional[0], loop.depth0 + 1);
-      return Value::string(std::move(capture.text));
+      return Value::string(std::move(capture.text), escapes(loop.statement->escaping));
     }
     case Kind::kUndefined:
       fail_undefined(callee);
@@ -259,7 +260,7 @@ Value Evaluator::call_macro(const MacroObject& macro, Arguments arguments) {
   bind_macro(definition, arguments);
   execute(definition.body);
   line_ = line;
-  return Value::string(std::move(capture.text));
+  return Value::string(std::move(capture.text), state_.autoescape);  // as it is where it is called
 }
 
 namespace {

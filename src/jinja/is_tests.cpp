@@ -34,7 +34,7 @@ bool is_none(const Value& v) { return v.is_none(); }
 bool is_bool(const Value& v) { return v.is(Kind::kBool); }
 bool is_true(const Value& v) { return v.is(Kind::kBool) && v.as_int() != 0; }
 bool is_false(const Value& v) { return v.is(Kind::kBool) && v.as_int() == 0; }
-bool is_integer(const Value& v) { return v.is(Kind::kInt); }
+bool is_integer(const Value& v) { return v.is(Kind::kInt) || v.is(Kind::kBigInt); }
 bool is_float(const Value& v) { return v.is(Kind::kFloat); }
 bool is_number(const Value& v) { return v.is_number(); }
 bool is_text(const Value& v) { return v.is_string(); }

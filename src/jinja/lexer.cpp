@@ -7,6 +7,7 @@
 #include <charconv>
 #include <utility>
 
+#include "jinja/big_integer.h"
 #include "jinja/python_text.h"
 
 namespace millrace::jinja {
@@ -243,11 +244,11 @@ class Lexer {
     }
     std::string digits(text_.substr(begin + (base == 10 ? 0 : 2), end - begin - (base == 10 ? 0 : 2)));
     std::erase(digits, '_');
-    int64_t value = 0;
-    auto result = std::from_chars(digits.data(), digits.data() + digits.size(), value, base);
-    if (result.ec != std::errc()) throw SyntaxError{true, line_, "an integer beyond 64 bits"};
+    if (digits.size() > BigInteger::kMaxDigits)
+      throw SyntaxError{true, line_,
+                        fmt::format("an integer of more than {} digits", BigInteger::kMaxDigits)};
     emit(TokenKind::kInteger, digits);
-    tokens_.back().integer = value;
+    tokens_.back().integer = Value::whole(*BigInteger::parse(digits, base));
     position_ = end;
   }
 
@@ -368,7 +369,7 @@ class Lexer {
     if (!data.empty()) emit(TokenKind::kData, std::string(data));
     line_ += count_lines(data);
   }
-  void emit(TokenKind kind, std::string text) { tokens_.push_back({kind, line_, std::move(text), 0, 0}); }
+  void emit(TokenKind kind, std::string text) { tokens_.push_back({kind, line_, std::move(text), {}, 0}); }
   [[noreturn]] void error(std::string message) const { throw SyntaxError{false, line_, std::move(message)}; }
 
   std::string source_;

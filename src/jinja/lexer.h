@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "jinja/value.h"
+
 namespace millrace::jinja {
 
 enum class TokenKind : uint8_t {
@@ -27,7 +29,7 @@ struct Token {
   TokenKind kind;
   int line;
   std::string text;  // data, name, operator, or a string with its escapes resolved
-  int64_t integer = 0;
+  Value integer;
   double real = 0;
 };
 

@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "jinja/big_integer.h"
 #include "jinja/methods.h"
 #include "jinja/print.h"
 #include "jinja/python_text.h"
@@ -128,13 +130,19 @@ struct SliceRange {
 };
 
 SliceRange slice_range(int64_t length, const Value& start, const Value& stop, const Value& step) {
-  int64_t by = step.is_none() ? 1 : step.as_int();
+  // What 64 bits do not hold is beyond every end.
+  const auto place = [](const Value& bound) {
+    if (!bound.is(Kind::kBigInt)) return bound.as_int();
+    return bound.as_big().negative() ? std::numeric_limits<int64_t>::min()
+                                     : std::numeric_limits<int64_t>::max();
+  };
+  int64_t by = step.is_none() ? 1 : place(step);
   if (by == 0) fail("slice step cannot be zero");
   by = std::clamp<int64_t>(by, -length - 1, length + 1);  // a longer step takes the same items
   int64_t low = by < 0 ? -1 : 0, high = by < 0 ? length - 1 : length;
   auto clip = [&](const Value& bound, int64_t otherwise) {
     if (bound.is_none()) return otherwise;
-    int64_t i = bound.as_int();
+    int64_t i = place(bound);
     return i < 0 ? std::max(i < -length ? low : i + length, low) : std::min(i, high);
   };
   int64_t from = clip(start, by < 0 ? high : low), to = clip(stop, by < 0 ? low : high);
@@ -149,7 +157,7 @@ Value get_slice(const Value& object, const Value& start, const Value& stop, cons
   bool sliceable =
       object.is_string() || object.is(Kind::kList) || object.is(Kind::kTuple) || object.is(Kind::kRange);
   for (const Value* bound : {&start, &stop, &step})
-    sliceable = sliceable && (bound->is_none() || bound->is_integral());
+    sliceable = sliceable && (bound->is_none() || bound->is_whole());
   if (!sliceable) return Value::undefined(fmt::format("{} has no such slice", describe_object(object)));
   SliceRange range = slice_range(*length_of(object), start, stop, step);
   if (!object.is_string()) {

@@ -5,11 +5,13 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "jinja/big_integer.h"
 #include "jinja/python_format.h"
 #include "jinja/python_text.h"
 
@@ -20,63 +22,79 @@ namespace {
   fail("unsupported operand type(s) for {}: '{}' and '{}'", op, type_name(a), type_name(b));
 }
 
-[[noreturn]] void fail_overflow() { fail_unsupported("an integer beyond 64 bits"); }
-
 int64_t floor_divide(int64_t a, int64_t b) {
-  if (b == 0) fail("integer division or modulo by zero");
-  if (a == std::numeric_limits<int64_t>::min() && b == -1) fail_overflow();
   int64_t q = a / b;
   return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q;
 }
 
 int64_t floor_modulo(int64_t a, int64_t b) {
-  if (b == 0) fail("integer modulo by zero");
   if (b == -1) return 0;
   int64_t r = a % b;
   return r != 0 && (r < 0) != (b < 0) ? r + b : r;
 }
 
-Value power(int64_t base, int64_t exponent) {
-  if (exponent < 0) {
-    if (base == 0) fail("0.0 cannot be raised to a negative power");
-    return Value::real(std::pow(static_cast<double>(base), static_cast<double>(exponent)));
-  }
-  int64_t result = 1;
-  while (exponent > 0) {
-    if ((exponent & 1) != 0 && __builtin_mul_overflow(result, base, &result)) fail_overflow();
-    exponent >>= 1;
-    if (exponent > 0 && __builtin_mul_overflow(base, base, &base)) fail_overflow();
-  }
-  return Value::integer(result);
-}
-
-Value integer_operator(char op, int64_t a, int64_t b) {
+// Where both, and what comes out, fit into 64 bits.
+std::optional<int64_t> small_operator(char op, int64_t a, int64_t b) {
   int64_t result = 0;
-  bool overflow = false;
   switch (op) {
     case '+':
-      overflow = __builtin_add_overflow(a, b, &result);
-      break;
+      return __builtin_add_overflow(a, b, &result) ? std::nullopt : std::optional(result);
     case '-':
-      overflow = __builtin_sub_overflow(a, b, &result);
-      break;
+      return __builtin_sub_overflow(a, b, &result) ? std::nullopt : std::optional(result);
     case '*':
-      overflow = __builtin_mul_overflow(a, b, &result);
-      break;
+      return __builtin_mul_overflow(a, b, &result) ? std::nullopt : std::optional(result);
     case 'F':
-      result = floor_divide(a, b);
-      break;
+      if (a == std::numeric_limits<int64_t>::min() && b == -1) return std::nullopt;
+      return floor_divide(a, b);
     case '%':
-      result = floor_modulo(a, b);
-      break;
+      return floor_modulo(a, b);
+    default:
+      return std::nullopt;
+  }
+}
+
+Value power(const Value& base, const Value& exponent) {
+  const BigInteger power = exponent.as_big();
+  if (power.negative()) {
+    if (!truthy(base)) fail("0.0 cannot be raised to a negative power");
+    return Value::real(std::pow(base.as_double(), exponent.as_double()));
+  }
+  const std::optional<int64_t> small = power.as_int();
+  if (!small && !(base.is_integral() && base.as_int() >= -1 && base.as_int() <= 1))
+    fail_unsupported("a power beyond 64 bits");
+  // Of 0, 1 and -1 the last bit of the exponent is all that counts.
+  const uint64_t steps =
+      small ? static_cast<uint64_t>(*small)
+            : 2 + static_cast<uint64_t>(*BigInteger::floor_divide(power, BigInteger(2)).second.as_int());
+  return Value::whole(BigInteger::power(base.as_big(), steps));
+}
+
+Value integer_operator(char op, const Value& a, const Value& b) {
+  if (op != '+' && op != '-' && op != '*' && op != 'P' && !truthy(b)) {
+    fail("{}", op == 'F'   ? "integer division or modulo by zero"
+               : op == '%' ? "integer modulo by zero"
+                           : "division by zero");
+  }
+  if (a.is_integral() && b.is_integral()) {
+    if (const std::optional<int64_t> result = small_operator(op, a.as_int(), b.as_int()))
+      return Value::integer(*result);
+  }
+  switch (op) {
+    case '+':
+      return Value::whole(a.as_big() + b.as_big());
+    case '-':
+      return Value::whole(a.as_big() - b.as_big());
+    case '*':
+      return Value::whole(a.as_big() * b.as_big());
+    case 'F':
+      return Value::whole(BigInteger::floor_divide(a.as_big(), b.as_big()).first);
+    case '%':
+      return Value::whole(BigInteger::floor_divide(a.as_big(), b.as_big()).second);
     case 'P':
       return power(a, b);
     default:
-      if (b == 0) fail("division by zero");
-      return Value::real(static_cast<double>(a) / static_cast<double>(b));
+      return Value::real(BigInteger::true_divide(a.as_big(), b.as_big()));
   }
-  if (overflow) fail_overflow();
-  return Value::integer(result);
 }
 
 Value float_operator(char op, double a, double b) {
@@ -144,10 +162,10 @@ bool is_repeatable(const Value& v) { return v.is_string() || v.is(Kind::kList) |
 }  // namespace
 
 Value binary_operator(char op, const Value& a, const Value& b) {
-  if (op == '%' && a.is_string()) return Value::string(format_percent(a.text(), b), a.is_markup());
+  if (op == '%' && a.is_string()) return format_percent(a, b);
   if (a.is_undefined()) fail_undefined(a);
   if (b.is_undefined()) fail_undefined(b);
-  if (a.is_integral() && b.is_integral()) return integer_operator(op, a.as_int(), b.as_int());
+  if (a.is_whole() && b.is_whole()) return integer_operator(op, a, b);
   if (a.is_number() && b.is_number()) return float_operator(op, a.as_double(), b.as_double());
   if (op == '+') {
     if (a.is_string() && b.is_string()) return add_text(a, b);
@@ -166,8 +184,8 @@ Value unary_operator(char op, const Value& a) {
   if (op == '!') return Value::boolean(!truthy(a));
   if (a.is_undefined()) fail_undefined(a);
   if (a.is(Kind::kFloat)) return Value::real(op == '-' ? -a.as_double() : a.as_double());
-  if (!a.is_integral()) fail("bad operand type for unary {}: '{}'", op, type_name(a));
-  return op == '-' ? integer_operator('-', 0, a.as_int()) : Value::integer(a.as_int());
+  if (!a.is_whole()) fail("bad operand type for unary {}: '{}'", op, type_name(a));
+  return integer_operator(op, Value::integer(0), a);
 }
 
 }  // namespace millrace::jinja

@@ -99,6 +99,7 @@ Body Parser::parse_until(Names ends) {
     } else if (current().kind == TokenKind::kVariableBegin) {
       next();
       auto output = statement(StmtKind::kOutput, line);
+      output->escaping = escaping_;
       output->values.push_back(parse_tuple(true));
       if (current().kind != TokenKind::kVariableEnd) {
         error(fmt::format("expected token 'end of print statement', got '{}'", describe(current())));
@@ -137,10 +138,11 @@ std::unique_ptr<Stmt> Parser::parse_statement() {
   if (name == "with") return parse_with();
   if (name == "print") return parse_print();
   if (name == "generation") return parse_generation();
+  if (name == "autoescape") return parse_autoescape();
   if (name == "break") return parse_loop_control(StmtKind::kBreak);
   if (name == "continue") return parse_loop_control(StmtKind::kContinue);
   for (std::string_view known :
-       {"block", "extends", "include", "import", "from", "autoescape", "do", "trans", "pluralize", "debug"}) {
+       {"block", "extends", "include", "import", "from", "do", "trans", "pluralize", "debug"}) {
     if (name == known) throw SyntaxError{true, current().line, fmt::format("the statement '{}'", name)};
   }
   error(fmt::format("Encountered unknown tag '{}'", name));
@@ -165,6 +167,7 @@ std::unique_ptr<Stmt> Parser::parse_if() {
 
 std::unique_ptr<Stmt> Parser::parse_for() {
   auto stmt = statement(StmtKind::kFor, next().line);
+  stmt->escaping = escaping_;
   stmt->target = parse_target(false, "in");
   expect_name("in");
   stmt->value = parse_tuple(false, "recursive");
@@ -188,6 +191,7 @@ std::unique_ptr<Stmt> Parser::parse_set() {
     return stmt;
   }
   stmt->kind = StmtKind::kSetBlock;
+  stmt->escaping = escaping_;
   stmt->value = parse_filter(nullptr);
   stmt->body = parse_block_body({"endset"});
   next();
@@ -237,6 +241,7 @@ std::unique_ptr<Stmt> Parser::parse_call_block() {
 
 std::unique_ptr<Stmt> Parser::parse_filter_block() {
   auto stmt = statement(StmtKind::kFilter, next().line);
+  stmt->escaping = escaping_;
   stmt->value = parse_filter(nullptr, true);
   stmt->body = parse_block_body({"endfilter"});
   next();
@@ -258,6 +263,7 @@ std::unique_ptr<Stmt> Parser::parse_with() {
 
 std::unique_ptr<Stmt> Parser::parse_print() {
   auto stmt = statement(StmtKind::kOutput, next().line);
+  stmt->escaping = escaping_;
   while (current().kind != TokenKind::kBlockEnd) {
     if (!stmt->values.empty()) expect_operator(",");
     stmt->values.push_back(parse_expression());
@@ -271,6 +277,20 @@ std::unique_ptr<Stmt> Parser::parse_generation() {
   stmt->body = parse_block_body({"endgeneration"});
   next();
   loops_ = loops;
+  return stmt;
+}
+
+std::unique_ptr<Stmt> Parser::parse_autoescape() {
+  auto stmt = statement(StmtKind::kAutoescape, next().line);
+  stmt->value = parse_expression();
+  Escaping inside = Escaping::kAsNow;  // and so for all statements inside of one that is
+  if (stmt->value->kind == ExprKind::kConstant && escaping_ != Escaping::kAsNow) {
+    inside = truthy(stmt->value->constant) ? Escaping::kAlways : Escaping::kNever;
+  }
+  const Escaping around = std::exchange(escaping_, inside);
+  stmt->body = parse_block_body({"endautoescape"});
+  next();
+  escaping_ = around;
   return stmt;
 }
 

@@ -153,6 +153,7 @@ ExprPtr Parser::parse_concat() {
   ExprPtr first = parse_product();
   if (!at_operator("~")) return first;
   auto expr = make(ExprKind::kConcat, first->line);
+  expr->escaping = escaping_;
   expr->args.push_back(std::move(first));
   while (skip_operator("~")) expr->args.push_back(parse_product());
   return finish(std::move(expr));
@@ -233,7 +234,7 @@ ExprPtr Parser::parse_primary(bool with_namespace) {
       return expr;
     }
     case TokenKind::kInteger:
-      expr->constant = Value::integer(next().integer);
+      expr->constant = next().integer;
       return expr;
     case TokenKind::kFloat:
       expr->constant = Value::real(next().real);
@@ -312,7 +313,7 @@ ExprPtr Parser::parse_subscript(ExprPtr object) {
     }
     if (name.kind != TokenKind::kInteger) error_at(name.line, "expected name or number");
     auto index = make(ExprKind::kConstant, name.line);
-    index->constant = Value::integer(name.integer);
+    index->constant = name.integer;
     return binary(ExprKind::kItem, 0, std::move(object), std::move(index));
   }
   auto parts = make(ExprKind::kTuple, token.line);

@@ -37,6 +37,7 @@ class Parser {
   std::unique_ptr<Stmt> parse_with();
   std::unique_ptr<Stmt> parse_print();
   std::unique_ptr<Stmt> parse_generation();
+  std::unique_ptr<Stmt> parse_autoescape();
   std::unique_ptr<Stmt> parse_loop_control(StmtKind kind);
   void parse_signature(Signature& signature);
   Body parse_macro_body(Signature& signature, std::string_view end);
@@ -102,10 +103,11 @@ class Parser {
   std::map<std::string, Value> texts_;  // the template's string constants
   size_t position_ = 0;
   int nesting_ = 0;
-  int loops_ = 0;                     // for statements around this point, up to the nearest macro
-  int conditionals_ = 0;              // if statements and conditional expressions around this point
-  std::vector<SyntaxError> unknown_;  // filters and tests that are not ours, outside every condition
-  std::vector<Signature*> macros_;    // around this point: they learn which special names they use
+  int loops_ = 0;                         // for statements around this point, up to the nearest macro
+  Escaping escaping_ = Escaping::kNever;  // by the autoescape statements around this point
+  int conditionals_ = 0;                  // if statements and conditional expressions around this point
+  std::vector<SyntaxError> unknown_;      // filters and tests that are not ours, outside every condition
+  std::vector<Signature*> macros_;        // around this point: they learn which special names they use
 };
 
 }  // namespace millrace::jinja

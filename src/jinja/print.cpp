@@ -3,8 +3,11 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
+#include "jinja/big_integer.h"
 #include "jinja/python_text.h"
 #include "jinja/render_state.h"
 
@@ -66,6 +69,9 @@ void print(std::string& out, const Value& value) {
       break;
     case Kind::kInt:
       out += std::to_string(value.as_int());
+      break;
+    case Kind::kBigInt:
+      out += value.as_big().text();
       break;
     case Kind::kFloat:
       out += repr_float(value.as_double());
@@ -129,6 +135,26 @@ std::string to_text(const Value& value) {
   if (value.is_string()) return value.text();
   if (value.is_undefined()) return {};
   return repr(value);
+}
+
+std::string escaped_text(const Value& value) {
+  return value.is_markup() ? value.text() : escape_html(to_text(value));
+}
+
+Value join_markup(std::string_view separator, const std::vector<Value>& items, bool separator_is_markup) {
+  const bool markup = separator_is_markup ||
+                      std::any_of(items.begin(), items.end(), [](const Value& v) { return v.is_markup(); });
+  const std::string between =
+      markup && !separator_is_markup ? escape_html(separator) : std::string(separator);
+  std::string out;
+  bool begin = true;
+  for (const Value& item : items) {
+    if (!begin) out += between;
+    begin = false;
+    out += markup ? escaped_text(item) : to_text(item);
+    if (out.size() > Budget::kMaxText) Budget::check_text(out.size());
+  }
+  return Value::string(std::move(out), markup);
 }
 
 }  // namespace millrace::jinja

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "jinja/big_integer.h"
 #include "jinja/lookup.h"
 #include "jinja/print.h"
 #include "jinja/python_text.h"
@@ -56,7 +57,15 @@ std::string group_digits(std::string digits) {
   return digits;
 }
 
-std::string format_integer(int64_t value, const Spec& spec) {
+std::string format_integer(const Value& whole, const Spec& spec) {
+  if (whole.is(Kind::kBigInt)) {
+    const BigInteger big = whole.as_big();
+    if (spec.type == 'x' || spec.type == 'X' || spec.type == 'o' || spec.type == 'b')
+      fail_unsupported("an integer beyond 64 bits in another base");
+    std::string digits = (big.negative() ? -big : big).text();
+    return with_sign(spec.comma ? group_digits(std::move(digits)) : std::move(digits), big.negative(), spec);
+  }
+  const int64_t value = whole.as_int();
   uint64_t magnitude = value < 0 ? 0 - static_cast<uint64_t>(value) : static_cast<uint64_t>(value);
   std::string digits;
   switch (spec.type) {
@@ -130,8 +139,8 @@ int64_t parse_number(std::string_view format, size_t& i) {
 // One "%..." conversion; i stands behind the '%'.
 class PercentFormatter {
  public:
-  PercentFormatter(const std::string& format, const Value& arguments)
-      : format_(format), arguments_(arguments) {}
+  PercentFormatter(const Value& format, const Value& arguments)
+      : format_(format.text()), markup_(format.is_markup()), arguments_(arguments) {}
 
   std::string run() {
     std::string out;
@@ -194,29 +203,35 @@ class PercentFormatter {
     return convert(argument, spec);
   }
 
-  static std::string convert(const Value& value, Spec spec) {
+  std::string text_of(const Value& value, bool as_repr) const {
+    if (!markup_) return as_repr ? repr(value) : to_text(value);
+    return as_repr ? escape_html(repr(value)) : escaped_text(value);
+  }
+
+  std::string convert(const Value& value, Spec spec) const {
     switch (spec.type) {
       case 's':
       case 'r':
         if (spec.align == '=') spec.align = 0, spec.fill = " ";
-        return pad(clip(spec.type == 's' ? to_text(value) : repr(value), spec.precision), spec, '>');
+        return pad(clip(text_of(value, spec.type == 'r'), spec.precision), spec, '>');
       case 'd':
       case 'i':
       case 'u':
         if (!value.is_number())
           fail("%{} format: a real number is required, not {}", spec.type, type_name(value));
-        if (value.is(Kind::kFloat) && !(std::fabs(value.as_double()) < 9e18))
-          fail("an integer beyond 64 bits");
+        if (value.is(Kind::kFloat) && !std::isfinite(value.as_double()))
+          fail("cannot convert float {} to integer", repr_float(value.as_double()));
         return pad(
-            format_integer(value.is(Kind::kFloat) ? static_cast<int64_t>(value.as_double()) : value.as_int(),
-                           spec),
+            format_integer(
+                value.is(Kind::kFloat) ? Value::whole(BigInteger::truncated(value.as_double())) : value,
+                spec),
             spec, '>');
       case 'x':
       case 'X':
       case 'o':
-        if (!value.is_integral())
+        if (!value.is_whole())
           fail("%{} format: an integer is required, not {}", spec.type, type_name(value));
-        return pad(format_integer(value.as_int(), spec), spec, '>');
+        return pad(format_integer(value, spec), spec, '>');
       case 'e':
       case 'E':
       case 'f':
@@ -234,6 +249,7 @@ class PercentFormatter {
   }
 
   const std::string& format_;
+  const bool markup_;
   const Value& arguments_;
   size_t used_ = 0;
   bool named_ = false;
@@ -269,9 +285,9 @@ std::string format_value(const Value& value, std::string_view text) {
       spec.type == 'd' || spec.type == 'x' || spec.type == 'X' || spec.type == 'o' || spec.type == 'b';
   bool float_type = std::string_view("eEfFgG%").find(spec.type) != std::string_view::npos && spec.type != 0;
   if (value.is_number() && float_type) return pad(format_float(value.as_double(), spec), spec, '>');
-  if (value.is_integral() && (integer_type || spec.type == 0)) {
+  if (value.is_whole() && (integer_type || spec.type == 0)) {
     if (value.is(Kind::kBool) && spec.type == 0) return pad(std::to_string(value.as_int()), spec, '>');
-    return pad(format_integer(value.as_int(), spec), spec, '>');
+    return pad(format_integer(value, spec), spec, '>');
   }
   if (value.is(Kind::kFloat) && spec.type == 0) return pad(format_float(value.as_double(), spec), spec, '>');
   if (!value.is_string() || (spec.type != 's' && spec.type != 0)) {
@@ -314,11 +330,12 @@ Value field_value(std::string_view field, const Arguments& arguments, size_t& au
 
 }  // namespace
 
-std::string format_percent(const std::string& format, const Value& arguments) {
-  return PercentFormatter(format, arguments).run();
+Value format_percent(const Value& format, const Value& arguments) {
+  return Value::string(PercentFormatter(format, arguments).run(), format.is_markup());
 }
 
-std::string format_braces(std::string_view format, const Arguments& arguments) {
+Value format_braces(const Value& given, const Arguments& arguments) {
+  const std::string_view format = given.text();
   std::string out;
   size_t automatic = 0;
   for (size_t i = 0; i < format.size();) {
@@ -343,12 +360,14 @@ std::string format_braces(std::string_view format, const Arguments& arguments) {
         value = Value::string(repr(value));
       else if (bang < colon)
         value = Value::string(to_text(value));
-      out += format_value(value, colon < field.size() ? field.substr(colon + 1) : std::string_view());
+      const std::string text =
+          format_value(value, colon < field.size() ? field.substr(colon + 1) : std::string_view());
+      out += given.is_markup() && !value.is_markup() ? escape_html(text) : text;
       i = close + 1;
     }
     if (out.size() > Budget::kMaxText) Budget::check_text(out.size());
   }
-  return out;
+  return Value::string(std::move(out), given.is_markup());
 }
 
 std::string format_time(const std::string& format, std::time_t now) {

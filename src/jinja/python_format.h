@@ -9,8 +9,9 @@
 
 namespace millrace::jinja {
 
-std::string format_percent(const std::string& format, const Value& arguments);
-std::string format_braces(std::string_view format, const Arguments& arguments);
+// `format`: a string; what goes into markup is escaped, and the result is markup.
+Value format_percent(const Value& format, const Value& arguments);
+Value format_braces(const Value& format, const Arguments& arguments);
 std::string format_time(const std::string& format, std::time_t now);
 
 }  // namespace millrace::jinja

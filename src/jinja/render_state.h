@@ -66,6 +66,7 @@ struct RenderState {
   RenderState(const RenderState&) = delete;
   RenderState& operator=(const RenderState&) = delete;
   std::optional<std::time_t> now;  // what strftime_now says; the clock otherwise
+  bool autoescape = false;         // as the autoescape statement that is being executed says
   // Namespaces and loop.changed() can hold themselves: they are emptied at the end.
   std::vector<std::shared_ptr<NamespaceObject>> namespaces;
   std::vector<Value> changed_loops;

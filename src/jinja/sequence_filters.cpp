@@ -55,8 +55,16 @@ Value last(RenderState&, const Value& self, const Arguments& arguments) {
   return items.empty() ? Value::undefined("No last item, sequence was empty.") : items.back();
 }
 
-Value join(RenderState&, const Value& self, const Arguments& arguments) {
+Value join(RenderState& state, const Value& self, const Arguments& arguments) {
   Bound args("join", arguments, {"d", "attribute"});
+  if (state.autoescape) {
+    std::vector<Value> items = iterate(self);
+    if (args.given(1)) {
+      for (Value& item : items) item = get_path(item, *args[1]);
+    }
+    const bool markup = args[0] != nullptr && args[0]->is_markup();
+    return join_markup(args[0] == nullptr ? "" : to_text(*args[0]), items, markup);
+  }
   std::string separator = args[0] == nullptr ? "" : to_text(*args[0]), out;
   bool begin = true;
   for (const Value& item : iterate(self)) {

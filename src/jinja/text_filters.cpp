@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "jinja/big_integer.h"
 #include "jinja/bound_arguments.h"
 #include "jinja/native_table.h"
 #include "jinja/operators.h"
@@ -71,8 +72,14 @@ Value center(RenderState& state, const Value& self, const Arguments& arguments) 
   return call_method(state, "center", self, {{Value::integer(args.integer(0, 80))}, {}});
 }
 
-Value replace(RenderState&, const Value& self, const Arguments& arguments) {
+Value replace(RenderState& state, const Value& self, const Arguments& arguments) {
   Bound args("replace", arguments, {"old", "new", "count"}, 2);
+  const bool markup = state.autoescape && (self.is_markup() || args[0]->is_markup() || args[1]->is_markup());
+  if (markup) {  // markup stays what it is, and what is put into it becomes markup
+    return Value::string(
+        replace_text(escaped_text(self), to_text(*args[0]), escaped_text(*args[1]), args.integer(2, -1)),
+        true);
+  }
   return Value::string(
       replace_text(to_text(self), to_text(*args[0]), to_text(*args[1]), args.integer(2, -1)));
 }
@@ -85,7 +92,7 @@ Value string(RenderState&, const Value& self, const Arguments& arguments) {
 Value safe(RenderState&, const Value& self, const Arguments&) { return Value::string(to_text(self), true); }
 
 Value escape(RenderState&, const Value& self, const Arguments&) {
-  return self.is_markup() ? self : Value::string(escape_html(to_text(self)), true);
+  return Value::string(escaped_text(self), true);
 }
 
 Value indent(RenderState&, const Value& self, const Arguments& arguments) {
@@ -144,11 +151,10 @@ Value format(RenderState&, const Value& self, const Arguments& arguments) {
   if (!arguments.positional.empty() && !arguments.keyword.empty()) {
     fail("can't handle positional and keyword arguments at the same time");
   }
-  if (arguments.keyword.empty())
-    return Value::string(format_percent(to_text(self), Value::tuple(arguments.positional)));
+  if (arguments.keyword.empty()) return format_percent(as_text(self), Value::tuple(arguments.positional));
   auto dict = std::make_shared<DictObject>();
   for (const auto& [key, value] : arguments.keyword) dict->insert(Value::string(key), value);
-  return Value::string(format_percent(to_text(self), Value::object(Kind::kDict, std::move(dict))));
+  return format_percent(as_text(self), Value::object(Kind::kDict, std::move(dict)));
 }
 
 std::string quote_url(std::string_view text, bool for_query) {
@@ -259,7 +265,7 @@ Value striptags(RenderState&, const Value& self, const Arguments& arguments) {
 }
 
 // int(text, base) and float(text): Python's spelling of numbers, white space around them allowed.
-std::optional<int64_t> parse_int(std::string_view text, int64_t base) {
+std::optional<Value> parse_int(std::string_view text, int64_t base) {
   text = strip_left(strip_right(text, nullptr), nullptr);
   bool negative = !text.empty() && text[0] == '-';
   if (!text.empty() && (text[0] == '-' || text[0] == '+')) text.remove_prefix(1);
@@ -275,13 +281,10 @@ std::optional<int64_t> parse_int(std::string_view text, int64_t base) {
     if (text[i] == '_' && i > 0 && i + 1 < text.size() && text[i - 1] != '_') continue;
     digits += text[i];
   }
-  if (digits.empty() || digits[0] == '-') return std::nullopt;
-  if (negative) digits.insert(digits.begin(), '-');
-  int64_t value = 0;
-  auto result = std::from_chars(digits.data(), digits.data() + digits.size(), value, static_cast<int>(base));
-  if (result.ptr != digits.data() + digits.size()) return std::nullopt;
-  if (result.ec == std::errc::result_out_of_range) fail_unsupported("an integer beyond 64 bits");
-  return result.ec == std::errc() ? std::optional<int64_t>(value) : std::nullopt;
+  if (digits.size() > BigInteger::kMaxDigits) return std::nullopt;
+  const std::optional<BigInteger> value = BigInteger::parse(digits, static_cast<int>(base));
+  if (!value) return std::nullopt;
+  return Value::whole(negative ? -*value : *value);
 }
 
 std::optional<double> parse_float(std::string_view text) {
@@ -301,8 +304,7 @@ std::optional<double> parse_float(std::string_view text) {
 
 std::optional<Value> truncated(double value) {
   if (!std::isfinite(value)) return std::nullopt;
-  if (std::fabs(value) >= 9.2e18) fail_unsupported("an integer beyond 64 bits");
-  return Value::integer(static_cast<int64_t>(value));
+  return Value::whole(BigInteger::truncated(value));
 }
 
 Value filter_int(RenderState&, const Value& self, const Arguments& arguments) {
@@ -311,10 +313,10 @@ Value filter_int(RenderState&, const Value& self, const Arguments& arguments) {
   Value otherwise = args[0] == nullptr ? Value::integer(0) : *args[0];
   int64_t base = args.integer(1, 10);
   if (base < 2 || base > 36) fail("int() base must be >= 2 and <= 36");
-  if (self.is_integral()) return Value::integer(self.as_int());
+  if (self.is_whole()) return Value::whole(self.as_big());
   if (self.is(Kind::kFloat)) return truncated(self.as_double()).value_or(otherwise);
   if (!self.is_string()) return otherwise;
-  if (std::optional<int64_t> value = parse_int(self.text(), base)) return Value::integer(*value);
+  if (std::optional<Value> value = parse_int(self.text(), base)) return *value;
   if (std::optional<double> value = parse_float(self.text())) return truncated(*value).value_or(otherwise);
   return otherwise;
 }
@@ -345,7 +347,8 @@ Value filter_round(RenderState&, const Value& self, const Arguments& arguments) 
   if (method != "common" && method != "ceil" && method != "floor")
     fail("method must be common, ceil or floor");
   if (method == "common") {
-    if (self.is_integral() && precision >= 0) return Value::integer(self.as_int());
+    if (self.is_whole() && precision >= 0) return Value::whole(self.as_big());
+    if (self.is(Kind::kBigInt)) fail_unsupported("to round an integer beyond 64 bits");
     double rounded = round_to(self.as_double(), precision);
     return self.is_integral() ? truncated(rounded).value_or(Value::integer(0)) : Value::real(rounded);
   }
@@ -358,7 +361,7 @@ Value filter_abs(RenderState&, const Value& self, const Arguments&) {
   if (self.is_undefined()) fail_undefined(self);
   if (!self.is_number()) fail("bad operand type for abs(): '{}'", type_name(self));
   if (self.is(Kind::kFloat)) return Value::real(std::fabs(self.as_double()));
-  return self.as_int() < 0 ? unary_operator('-', self) : Value::integer(self.as_int());
+  return unary_operator(self.as_big().negative() ? '-' : '+', self);
 }
 
 Value filter_default(RenderState&, const Value& self, const Arguments& arguments) {

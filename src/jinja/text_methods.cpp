@@ -7,6 +7,7 @@
 
 #include "jinja/bound_arguments.h"
 #include "jinja/native_table.h"
+#include "jinja/print.h"
 #include "jinja/python_format.h"
 #include "jinja/python_text.h"
 #include "jinja/render_state.h"
@@ -213,8 +214,9 @@ Value count(RenderState&, const Value& self, const Arguments& arguments) {
 
 Value replace(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("replace", arguments, {"old", "new", "count"}, 2);
+  const std::string& given = text_argument(*args[1], "replace");
   return Value::string(replace_text(self.text(), text_argument(*args[0], "replace"),
-                                    text_argument(*args[1], "replace"), args.integer(2, -1)),
+                                    self.is_markup() ? escaped_text(*args[1]) : given, args.integer(2, -1)),
                        self.is_markup());
 }
 
@@ -271,16 +273,17 @@ Value join(RenderState&, const Value& self, const Arguments& arguments) {
   std::string out;
   size_t i = 0;
   for (const Value& item : iterate(*args[0])) {
-    if (!item.is_string()) fail("sequence item {}: expected str instance, {} found", i, type_name(item));
+    if (!item.is_string() && !self.is_markup())
+      fail("sequence item {}: expected str instance, {} found", i, type_name(item));
     if (i++ > 0) out += self.text();
-    out += item.text();
+    out += self.is_markup() ? escaped_text(item) : item.text();
     if (out.size() > Budget::kMaxText) Budget::check_text(out.size());
   }
   return Value::string(std::move(out), self.is_markup());
 }
 
 Value format(RenderState&, const Value& self, const Arguments& arguments) {
-  return Value::string(format_braces(self.text(), arguments), self.is_markup());
+  return format_braces(self, arguments);
 }
 
 Value justify(const Value& self, const Arguments& arguments, const char* name, char side) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "jinja/big_integer.h"
 #include "jinja/bound_arguments.h"
 #include "jinja/print.h"
 #include "jinja/python_text.h"
@@ -36,9 +37,7 @@ Value from_json(const ordered_json& json, int depth) {
     case ordered_json::value_t::number_integer:
       return Value::integer(json.get<int64_t>());
     case ordered_json::value_t::number_unsigned:
-      if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
-        fail_unsupported("an integer beyond 64 bits");
-      return Value::integer(json.get<int64_t>());
+      return Value::whole(*BigInteger::parse(std::to_string(json.get<uint64_t>()), 10));
     case ordered_json::value_t::number_float:
       return Value::real(json.get<double>());
     case ordered_json::value_t::string:
@@ -87,6 +86,9 @@ class JsonWriter {
         break;
       case Kind::kInt:
         text += std::to_string(value.as_int());
+        break;
+      case Kind::kBigInt:
+        text += value.as_big().text();
         break;
       case Kind::kFloat:
         text += number(value.as_double());
@@ -174,6 +176,9 @@ class JsonWriter {
         break;
       case Kind::kInt:
         write_string(std::to_string(key.as_int()));
+        break;
+      case Kind::kBigInt:
+        write_string(key.as_big().text());
         break;
       case Kind::kFloat:
         write_string(number(key.as_double()));

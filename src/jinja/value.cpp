@@ -2,8 +2,10 @@
 #include "jinja/value.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/work_budget.h"
+#include "jinja/big_integer.h"
 #include "jinja/python_text.h"
 
 namespace millrace::jinja {
@@ -75,6 +77,30 @@ Value Value::integer(int64_t value) {
   Value v(Kind::kInt);
   v.integer_ = value;
   return v;
+}
+
+namespace {
+
+struct BigObject : Object {
+  explicit BigObject(const BigInteger& value_in)
+      : Object(sizeof(BigObject) + value_in.num_bytes(), 0), value(value_in) {}
+  BigInteger value;
+};
+
+}  // namespace
+
+Value Value::whole(const BigInteger& value) {
+  if (const std::optional<int64_t> small = value.as_int()) return integer(*small);
+  return object(Kind::kBigInt, std::make_shared<BigObject>(value));
+}
+
+BigInteger Value::as_big() const {
+  return kind_ == Kind::kBigInt ? as<BigObject>().value : BigInteger(integer_);
+}
+
+double Value::as_double() const {
+  if (kind_ == Kind::kBigInt) return as<BigObject>().value.as_double();
+  return kind_ == Kind::kFloat ? real_ : static_cast<double>(integer_);
 }
 
 Value Value::real(double value) {
@@ -196,6 +222,7 @@ std::string type_name(const Value& value) {
     case Kind::kBool:
       return "bool";
     case Kind::kInt:
+    case Kind::kBigInt:
       return "int";
     case Kind::kFloat:
       return "float";
@@ -266,7 +293,24 @@ bool equal_dicts(const DictObject& a, const DictObject& b) {
   return true;
 }
 
+int order_of(std::strong_ordering order) { return order < 0 ? -1 : order > 0 ? 1 : 0; }
+
+// A whole number and a finite one, exactly.
+int compare_exactly(const BigInteger& a, double b) {
+  if (const int order = order_of(a <=> BigInteger::truncated(b)); order != 0) return order;
+  const double fraction = b - std::trunc(b);
+  return fraction > 0 ? -1 : fraction < 0 ? 1 : 0;
+}
+
 int compare_numbers(const Value& a, const Value& b) {
+  if (a.is(Kind::kBigInt) || b.is(Kind::kBigInt)) {
+    if (a.is_whole() && b.is_whole()) return order_of(a.as_big() <=> b.as_big());
+    const double real = a.is_whole() ? b.as_double() : a.as_double();
+    if (std::isfinite(real))
+      return a.is_whole() ? compare_exactly(a.as_big(), real) : -compare_exactly(b.as_big(), real);
+    if (std::isnan(real)) return 2;
+    return (real > 0) == a.is_whole() ? -1 : 1;
+  }
   if (a.is_integral() && b.is_integral()) return a.as_int() < b.as_int() ? -1 : a.as_int() > b.as_int();
   double x = a.as_double(), y = b.as_double();
   return x < y ? -1 : x > y ? 1 : x == y ? 0 : 2;  // 2: not a number
@@ -374,6 +418,7 @@ std::optional<int64_t> length_of(const Value& value) {
 
 int64_t to_index(const Value& value) {
   if (value.is_undefined()) fail_undefined(value);
+  if (value.is(Kind::kBigInt)) fail("cannot fit 'int' into an index-sized integer");
   if (!value.is_integral()) fail("'{}' object cannot be interpreted as an integer", type_name(value));
   return value.as_int();
 }

@@ -65,6 +65,7 @@ enum class Kind : uint8_t {
   kNone,
   kBool,
   kInt,
+  kBigInt,  // beyond 64 bits
   kFloat,
   kString,
   kList,
@@ -90,6 +91,7 @@ struct Object {
   uint32_t depth;
 };
 
+class BigInteger;
 struct StringObject;
 struct SequenceObject;
 struct DictObject;
@@ -104,6 +106,7 @@ class Value {
   static Value none() { return Value(Kind::kNone); }
   static Value boolean(bool value);
   static Value integer(int64_t value);
+  static Value whole(const BigInteger& value);  // kInt where 64 bits hold it
   static Value real(double value);
   static Value string(std::string text, bool markup = false);
   static Value list(std::vector<Value> items) { return sequence(Kind::kList, std::move(items)); }
@@ -120,15 +123,17 @@ class Value {
   bool is_integral() const {
     return kind_ == Kind::kInt || kind_ == Kind::kBool;
   }  // bool is an int in Python
-  bool is_number() const { return is_integral() || kind_ == Kind::kFloat; }
+  bool is_whole() const { return is_integral() || kind_ == Kind::kBigInt; }
+  bool is_number() const { return is_whole() || kind_ == Kind::kFloat; }
   bool is_sequence() const { return kind_ >= Kind::kList && kind_ <= Kind::kIterator; }
   bool is_markup() const;
 
   int64_t as_int() const { return integer_; }  // kInt, kBool
-  double as_double() const { return kind_ == Kind::kFloat ? real_ : static_cast<double>(integer_); }
-  const std::string& text() const;          // kString
-  int64_t text_length() const;              // in code points
-  const std::vector<Value>& items() const;  // kList ... kIterator
+  BigInteger as_big() const;                   // kInt, kBool, kBigInt
+  double as_double() const;                    // any number
+  const std::string& text() const;             // kString
+  int64_t text_length() const;                 // in code points
+  const std::vector<Value>& items() const;     // kList ... kIterator
   SequenceObject& as_sequence() const;
   const DictObject& dict() const;
   NamespaceObject& as_namespace() const;

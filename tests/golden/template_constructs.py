@@ -361,4 +361,39 @@ STATEFUL = [
     "{{ s.swapcase() }}", "{{ uni.swapcase() }}", "{{ 'ǅ ß ﬁ Σ'.swapcase() }}", "{{ html|safe|striptags is escaped }}",
 ]
 
-CASES = STATEFUL + TEXT + LITERALS + OPERATORS + STRING_METHODS + CONTAINERS + FILTERS + TESTS + STATEMENTS + ERRORS
+ESCAPED = [
+    "{% autoescape true %}{{ html }}<i>{{ '<' }}{{ html|safe }}{{ html|e }}{{ n }}{{ nums }}{{ gone }}{{ d }}{% endautoescape %}{{ html }}",
+    "{% autoescape false %}{{ html }}{% autoescape true %}{{ html }}{% autoescape false %}{{ html }}{% endautoescape %}{{ html }}{% endautoescape %}{% endautoescape %}",
+    "{% autoescape n > 0 %}{{ html }}{{ '<' ~ html }}{{ ('<' ~ (html|safe)) is escaped }}{% endautoescape %}", "{% autoescape gone %}{{ html }}{% endautoescape %}",
+    "{% autoescape true %}{{ '<' ~ html }}{{ '<' ~ (html|safe) ~ 5 ~ '&' }}{{ ('<' ~ html) is escaped }}{{ ('a' ~ (html|safe)) is escaped }}{% endautoescape %}",
+    "{% autoescape true %}{% set x %}<b>{{ html }}{% endset %}{{ x }}{{ x is escaped }}{{ x ~ '<' }}{% set y | upper %}<a>{{ '<' }}{% endset %}{{ y }}{{ y is escaped }}{% endautoescape %}",
+    "{% macro m(v) %}<m>{{ v }}{% endmacro %}{% autoescape true %}{{ m('<') }}{{ m('<') is escaped }}{% endautoescape %}{{ m('<') is escaped }}",
+    "{% autoescape true %}{% macro m(v) %}<m>{{ v }}{{ caller() }}{% endmacro %}{% call m('<') %}<c>{{ html }}{% endcall %}{% endautoescape %}{{ m is defined }}",
+    "{% autoescape true %}{% filter upper %}<a>{{ '<b' }}{% endfilter %}{% filter replace('A', '<') %}a{% endfilter %}{% endautoescape %}",
+    "{% autoescape true %}{% for x in [1, [2, [3]]] recursive %}{% if x is iterable %}<{{ loop(x) }}>{% else %}{{ x }}{{ '<' }}{% endif %}{% endfor %}{% endautoescape %}",
+    "{% autoescape true %}{{ ['<', '>']|join('&') }}{{ ['<', '>'|safe]|join('&') }}{{ ['<', 1]|join('&'|safe) }}{{ (['<']|join) is escaped }}{{ [d]|join(', ', attribute='a') }}{% endautoescape %}",
+    "{% autoescape true %}{{ '<a>'|replace('<', '&') }}{{ '<a>'|safe|replace('<', '&') }}{{ '<a>'|replace('<'|safe, '-') }}{{ '<a>'|replace('a', '<b>'|safe) }}{{ ('a'|replace('a', 'b')) is escaped }}{% endautoescape %}",
+    "{{ ['<', '>'|safe]|join('&') }}{{ '<a>'|safe|replace('<', '&') is escaped }}{{ (['<'|safe]|join) is escaped }}",
+    "{% autoescape true %}{% print html, '<' %}{{ 'a' if html else '<' }}{{ html|upper|length }}{{ html[:2] }}{{ html|safe|trim }}{% endautoescape %}",
+    "{% autoescape true %}{% set x = 1 %}{% endautoescape %}{{ x }}", "{% for i in nums %}{% autoescape true %}{% if i == 2 %}{% break %}{% endif %}{{ '<' }}{% endautoescape %}{{ '<' }}{% endfor %}{{ '<' }}",
+    "{% autoescape %}{% endautoescape %}", "{% autoescape true %}", "{% endautoescape %}", "{% autoescape true %}{{ d.x.y }}{% endautoescape %}",
+    "{{ ('<b>%s</b>'|safe) % '<i>' }}", "{{ ('<b>{}</b>'|safe).format('<i>') }}", "{{ '<b>%s</b>'|safe|format('<i>') }}", "{{ ('<'|safe).join(['>', '&'|safe]) }}", "{{ ('<a>'|safe).replace('<', '<<') }}",
+]
+
+BIG = "123456789012345678901234567890"
+LONG_INTEGERS = [
+    "{{ 2 ** 64 }} {{ -2 ** 64 }} {{ 9223372036854775807 + 1 }} {{ -9223372036854775807 - 2 }} {{ 9223372036854775808 - 1 }} {{ 4294967296 * 4294967296 }}",
+    "{{ 99999999999999999999 }} {{ 0xffffffffffffffffff }} {{ 0b1" + "0" * 70 + " }} {{ 1_000_000_000_000_000_000_000 }} {{ -99999999999999999999 }} {{ +99999999999999999999 }}",
+    f"{{{{ {BIG} // 7 }}}} {{{{ -{BIG} // 7 }}}} {{{{ {BIG} // -98765432109876543210 }}}} {{{{ {BIG} % 97 }}}} {{{{ -{BIG} % 97 }}}} {{{{ {BIG} % -98765432109876543210 }}}} {{{{ 7 // {BIG} }}}} {{{{ -7 // {BIG} }}}} {{{{ -7 % {BIG} }}}}",
+    f"{{{{ {BIG} / 7 }}}} {{{{ 7 / {BIG} }}}} {{{{ {BIG} / {BIG} }}}} {{{{ 10 ** 400 / 10 ** 399 }}}} {{{{ 9007199254740993 / 9007199254740991 }}}} {{{{ {BIG} * 1.5 }}}} {{{{ {BIG} + 0.5 }}}} {{{{ {BIG} ** 0.5 }}}} {{{{ 2 ** -{BIG} if false else 1 }}}}",
+    f"{{{{ {BIG} == {BIG} }}}} {{{{ {BIG} > 5 }}}} {{{{ {BIG} < -5 }}}} {{{{ 2 ** 70 == 1180591620717411303424.0 }}}} {{{{ 2 ** 70 + 1 > 1180591620717411303424.0 }}}} {{{{ 1e30 < 10 ** 30 }}}} {{{{ 10 ** 400 > 1e308 }}}} {{{{ 1e308 * 10 > 10 ** 400 }}}} {{{{ -(10 ** 400) < -1e308 }}}}",
+    f"{{{{ '{BIG}'|int }}}} {{{{ '-{BIG}'|int }}}} {{{{ 'f' * 20 }}}} {{{{ ('f' * 20)|int(base=16) }}}} {{{{ 1e25|int }}}} {{{{ {BIG}|int }}}} {{{{ {BIG}|float }}}} {{{{ -{BIG}|abs }}}} {{{{ (-{BIG})|abs }}}} {{{{ {BIG}|round }}}} {{{{ '1e25'|int }}}}",
+    f"{{{{ {BIG}|tojson }}}} {{{{ [{BIG}] }}}} {{{{ {{{BIG}: 1}} }}}} {{{{ {{{BIG}: 1}}|tojson }}}} {{{{ {BIG} is integer }}}} {{{{ {BIG} is number }}}} {{{{ {BIG} is odd }}}} {{{{ {BIG} is even }}}} {{{{ {BIG} is divisibleby(10) }}}} {{{{ {BIG} is float }}}} {{{{ 'x' if {BIG} }}}}",
+    f"{{{{ '%d' % {BIG} }}}} {{{{ '%+40d|' % {BIG} }}}} {{{{ '%-40d|' % -{BIG} }}}} {{{{ '%d' % 1e20 }}}} {{{{ '{{:,}}'.format({BIG}) }}}} {{{{ '{{:>40}}'.format({BIG}) }}}} {{{{ '%s' % {BIG} }}}} {{{{ '%.3e' % {BIG} }}}} {{{{ '%040d' % {BIG} }}}}",
+    f"{{{{ [{BIG}, 1, -{BIG}]|sort }}}} {{{{ [{BIG}, 1]|sum }}}} {{{{ [{BIG}, 1]|max }}}} {{{{ {BIG} ~ '' }}}} {{{{ {BIG} in [{BIG}] }}}} {{{{ {BIG} - {BIG} + 3 }}}} {{{{ nums[{BIG} - {BIG}] }}}} {{{{ {BIG}|string|length }}}}",
+    "{{ 7 ** 100 }} {{ (-7) ** 101 }} {{ 0 ** (2 ** 70) }} {{ (-1) ** (2 ** 70 + 1) }} {{ 1 ** (2 ** 70) }} {{ (2 ** 100) ** 3 }} {{ 2 ** 1000 % 1000007 }} {{ 10 ** 50 // 10 ** 48 }}",
+    f"{{{{ {BIG} // 0 }}}}", f"{{{{ {BIG} % 0 }}}}", f"{{{{ {BIG} / 0 }}}}", "{{ (10 ** 400)|float }}", "{{ 10 ** 400 * 1.0 }}", f"{{{{ nums[{BIG}:] }}}}", f"{{{{ range({BIG}) }}}}", "{{ '%d' % (1e308 * 10) }}",
+    "{{ 10 ** 5000 }}", f"{{{{ 'a' * {BIG} }}}}", "{{ 10 ** 400 / 3 }}", f"{{{{ {BIG} + 'a' }}}}", f"{{{{ {BIG} < 'a' }}}}", f"{{{{ nums[{BIG}] }}}}|",
+]
+
+CASES = STATEFUL + ESCAPED + LONG_INTEGERS + TEXT + LITERALS + OPERATORS + STRING_METHODS + CONTAINERS + FILTERS + TESTS + STATEMENTS + ERRORS
