@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <compare>
 
 #include "base/work_budget.h"
 #include "jinja/big_integer.h"
@@ -293,7 +294,7 @@ bool equal_dicts(const DictObject& a, const DictObject& b) {
   return true;
 }
 
-int order_of(std::strong_ordering order) { return order < 0 ? -1 : order > 0 ? 1 : 0; }
+int order_of(std::strong_ordering order) { return std::is_lt(order) ? -1 : std::is_gt(order) ? 1 : 0; }
 
 // A whole number and a finite one, exactly.
 int compare_exactly(const BigInteger& a, double b) {
