@@ -48,7 +48,10 @@ bool StepAhead::add(const StepItem& item) {
   slices_.push_back({.sequence = &sample.blocks,
                      .tokens = kUnknown,
                      .ahead = item.tokens,
-                     .sampled_row = static_cast<int32_t>(item.row)});
+                     .sampled_row = static_cast<int32_t>(item.row),
+                     .adapter = sample.job->adapter,
+                     .sparse_pages = sample.job->sparse_pages,
+                     .images = sample.job->images});
   rows_.push_back(Picker::device_row(sample.sampler, 1));
   items_.push_back({.id = item.id,
                     .life = item.life,

@@ -151,6 +151,37 @@ TEST(Ahead, EveryAnswerIsWhatTheRequestGetsAlone) {
   EXPECT_GT(schedules.gave_way, 20u);
 }
 
+// A step that is launched ahead has each row's adapter, as one that is not.
+TEST(Ahead, RowsKeepTheirAdapters) {
+  EngineOptions options;
+  options.model = kLlamaModel;
+  options.threads = 1;
+  options.context = 128;
+  options.max_running = 8;
+  options.step_tokens = 64;
+  options.kv_tokens = 2048;
+  options.prefix_cache = false;
+  options.adapters = {"one=tests/golden/adapters/llama3/peft",
+                      "two=tests/golden/adapters/llama3-patterns/peft"};
+  SamplingExecutor* sampling = nullptr;
+  Harness ahead(options, {}, nullptr, sampling_device(&sampling)), behind(options);
+  for (const char* adapter : {"", "one", "two", "one"}) {
+    Request r;
+    for (int t = 0; t < 20; ++t) r.tokens.push_back(3 + t * 7);
+    r.max_tokens = 12;
+    r.ignore_end = true;
+    r.sampling.temperature = 0.0f;
+    r.adapter = adapter;
+    ahead.submit(r);
+    behind.submit(r);
+  }
+  ahead.run();
+  behind.run();
+  EXPECT_GT(sampling->steps_ahead, 5);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(ahead.answers[i][0].tokens, behind.answers[i][0].tokens) << i;
+  EXPECT_NE(behind.answers[0][0].tokens, behind.answers[1][0].tokens);
+}
+
 TEST(Ahead, OnOtherDevices) {
   const char* variable = std::getenv("MILLRACE_TEST_DEVICES");
   std::istringstream list(variable != nullptr ? variable : "");

@@ -631,7 +631,7 @@ def samples():
     coded, scales = ops.attention_quantize(f16[0], 1, True)
     blocked, block_scales = ops.attention_quantize(f16[0], 128)
     pool = random(3, 16, 1, 16, grad=False)
-    rows = [torch.tensor(v, dtype=t) for v, t in (([0.1, 0.5, 0.9], torch.float64), ([1.0] * 3, F32),
+    rows = [torch.tensor(v, dtype=t, device="cpu") for v, t in (([0.1, 0.5, 0.9], torch.float64), ([1.0] * 3, F32),
                                                  ([0] * 3, torch.int32), ([0.9] * 3, F32), ([0.0] * 3, F32))]
     four_bits = torch.randint(0, 256, (8, 64), dtype=torch.uint8), torch.full((8, 4), 127, dtype=torch.uint8)
     packed = ops.lowbit_repack(*four_bits, None, "mxfp4", "rows", 8, 128)
