@@ -46,12 +46,12 @@ class TimingEvent {
 
 // In the order of StepOp's alternatives.
 Operation operation_of(const StepOp& op) {
-  constexpr Operation kOperations[] = {Operation::kEmbed,   Operation::kNormQkv, Operation::kRopeAppend,
-                                       Operation::kAttend,  Operation::kProject, Operation::kFfn,
-                                       Operation::kRoute,   Operation::kExperts, Operation::kNormQkv,
-                                       Operation::kLogits,  Operation::kPick,    Operation::kPick,
-                                       Operation::kRoute,   Operation::kExperts, Operation::kExperts,
-                                       Operation::kNormQkv, Operation::kAttend,  Operation::kNormQkv};
+  constexpr Operation kOperations[] = {
+      Operation::kEmbed,   Operation::kNormQkv, Operation::kRopeAppend, Operation::kAttend,
+      Operation::kProject, Operation::kFfn,     Operation::kRoute,      Operation::kExperts,
+      Operation::kNormQkv, Operation::kLogits,  Operation::kPick,       Operation::kPick,
+      Operation::kRoute,   Operation::kExperts, Operation::kExperts,    Operation::kNormQkv,
+      Operation::kAttend,  Operation::kNormQkv, Operation::kEmbed,      Operation::kFfn};
   static_assert(std::size(kOperations) == std::variant_size_v<StepOp>);
   return kOperations[op.index()];
 }
@@ -76,6 +76,8 @@ class CudaExecutor final : public Executor, public MixedPart {
 
   void begin(const Batch& batch) override;
   void embed(const Embed& op) override;
+  void layer_inputs(const LayerInputs& op) override { ops_.emplace_back(op); }
+  void end_layer(const EndLayer& op) override { ops_.emplace_back(op); }
   void norm_qkv(const NormQkv& op) override { ops_.emplace_back(op); }
   void norm_latent_qkv(const NormLatentQkv& op) override { ops_.emplace_back(op); }
   void rope_append_kv(const Rope& op) override;
@@ -225,13 +227,15 @@ void CudaExecutor::embed(const Embed& op) {
 }
 
 void CudaExecutor::rope_append_kv(const Rope& op) {
-  MILLRACE_CHECK(2 * op.inv_freq.size() <= static_cast<size_t>(spec_.head_dim));
+  MILLRACE_CHECK(2 * op.inv_freq.size() <=
+                 static_cast<size_t>(spec_.head_dim_of(spec_.layers[static_cast<size_t>(op.layer)].group)));
   const size_t table = launcher_.angle_table(op.inv_freq, op.magnitude);
   ops_.emplace_back(RopeOp{
       op.layer,
       table,
       {launcher_.inv_freq(table), static_cast<int32_t>(op.inv_freq.size()), op.magnitude, op.interleaved},
-      {op.growth.scale, op.growth.every, op.growth.offset}});
+      {op.growth.scale, op.growth.every, op.growth.offset},
+      op.appends});
 }
 
 void CudaExecutor::attend(const Attend& op) {
@@ -252,7 +256,8 @@ void CudaExecutor::route(const Route& op) {
     MILLRACE_CHECK(supports_sigmoid_routing(spec_.experts, op.groups));
   }
   plan_.softmax_over_all = op.weighting == Route::Weighting::kSoftmaxAll;
-  plan_.chosen = sigmoid || grouped || op.scale != 1.0f;
+  plan_.chosen =
+      sigmoid || grouped || op.scale != 1.0f || op.score_scale != 1.0f || op.expert_scales != nullptr;
   ops_.emplace_back(op);
 }
 

@@ -16,6 +16,7 @@ struct RopeOp {
   size_t table = 0;  // of the angle tables
   RopeParams params;
   QueryGrowth growth;  // scale 0: queries do not grow
+  bool appends = true;
 };
 struct NormResidualOp {
   Norm norm;
@@ -31,9 +32,9 @@ struct AddRowsOp {};  // residual += rows that came from the host
 struct ArgmaxOp {};
 struct SampleOp {};  // the rows' parameters lie in a buffer of the executor's
 
-using StepOp =
-    std::variant<Embed, NormQkv, RopeOp, Attend, Projection, Ffn, Route, Experts, NormResidualOp, Logits,
-                 ArgmaxOp, SampleOp, ChooseOp, KeepExpertsOp, AddRowsOp, NormMix, StateMix, NormLatentQkv>;
+using StepOp = std::variant<Embed, NormQkv, RopeOp, Attend, Projection, Ffn, Route, Experts, NormResidualOp,
+                            Logits, ArgmaxOp, SampleOp, ChooseOp, KeepExpertsOp, AddRowsOp, NormMix, StateMix,
+                            NormLatentQkv, LayerInputs, EndLayer>;
 
 // What the launches depend on beside the operations.
 struct StepPlan {
