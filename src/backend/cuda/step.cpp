@@ -161,6 +161,7 @@ class Signature {
     add(op.norm_after);
     add(op.scale);
   }
+  void operator()(const GivenOp& op) { add(static_cast<uint64_t>(op.layer + 1)); }
   void operator()(const ArgmaxOp&) {}
   void operator()(const SampleOp&) {}
   void operator()(const ChooseOp&) {}
@@ -183,6 +184,7 @@ std::vector<uint64_t> signature_of(const std::vector<StepOp>& ops, const StepPla
                 uint64_t{plan.single_tokens} << 1 | uint64_t{plan.softmax_over_all});
   // A model's table does not change once it runs.
   signature.add(reinterpret_cast<uint64_t>(plan.adapters));
+  signature.add(reinterpret_cast<uint64_t>(plan.rope_positions));
   for (const StepOp& op : ops) {
     signature.add(uint64_t{op.index()});
     std::visit(signature, op);

@@ -1,4 +1,5 @@
-// The launches of what rows get beside the blocks of a layer: inputs of layers, and the end of one (Gemma 4).
+// The launches of what rows get beside the blocks of a layer: inputs of layers and the end of one (Gemma 4),
+// rows that are given (images).
 #include "backend/cuda/step_launcher.h"
 #include "backend/cuda/step_norms.h"
 #include "base/check.h"
@@ -40,6 +41,19 @@ void StepLauncher::operator()(const EndLayer& op) {
   }
   if (op.scale == nullptr) return;
   launch_scale_by(vector_of(op.scale), plan_.rows * spec_.hidden, w_.residual.as<float>(), at_);
+}
+
+void StepLauncher::operator()(const GivenOp& op) {
+  if (plan_.given_rows == 0 || op.layer >= plan_.given_further) return;
+  GivenRows rows;
+  rows.numbers = plan_.given_numbers;
+  rows.stride = (int64_t{1} + plan_.given_further) * spec_.hidden;
+  rows.values = plan_.given_values + int64_t{op.layer + 1} * spec_.hidden;
+  rows.rows = plan_.given_rows;
+  rows.cols = spec_.hidden;
+  rows.add = op.layer >= 0;
+  rows.x = w_.residual.as<float>();
+  launch_given_rows(rows, at_);
 }
 
 }  // namespace millrace::cuda

@@ -82,20 +82,29 @@ const float* StepLauncher::hidden(const Norm& norm, int64_t rows) {
 
 // ---------------------------------------------------------------- positions
 
-size_t StepLauncher::angle_table(std::span<const float> inv_freq, float magnitude) {
+size_t StepLauncher::angle_table(std::span<const float> inv_freq, float magnitude,
+                                 std::span<const uint8_t> axes) {
   for (size_t i = 0; i < angle_tables_.size(); ++i) {
     const AngleTable& table = angle_tables_[i];
     if (table.magnitude == magnitude &&
-        std::equal(table.values.begin(), table.values.end(), inv_freq.begin(), inv_freq.end())) {
+        std::equal(table.values.begin(), table.values.end(), inv_freq.begin(), inv_freq.end()) &&
+        std::equal(table.axes.begin(), table.axes.end(), axes.begin(), axes.end())) {
       return i;
     }
   }
   AngleTable& table = angle_tables_.emplace_back();
   table.values.assign(inv_freq.begin(), inv_freq.end());
+  table.axes.assign(axes.begin(), axes.end());
   table.magnitude = magnitude;
   table.inv_freq = DeviceBuffer(inv_freq.size_bytes(), "the rotary angles");
   table.angles = DeviceBuffer(static_cast<size_t>(spec_.max_tokens) * inv_freq.size() * sizeof(float2),
                               "the rotary angles");
+  MILLRACE_CHECK(axes.empty() || axes.size() == inv_freq.size());
+  if (!axes.empty()) {
+    table.device_axes = DeviceBuffer(axes.size_bytes(), "the rotary axes");
+    MILLRACE_CUDA_TRY(cudaMemcpyAsync(table.device_axes.as<void>(), table.axes.data(), axes.size_bytes(),
+                                      cudaMemcpyHostToDevice, at_.stream));
+  }
   if (!inv_freq.empty()) {
     MILLRACE_CUDA_TRY(cudaMemcpyAsync(table.inv_freq.as<void>(), table.values.data(), inv_freq.size_bytes(),
                                       cudaMemcpyHostToDevice, at_.stream));
@@ -120,8 +129,14 @@ void StepLauncher::prepare_angles(const std::vector<StepOp>& ops) {
     const auto* rope = std::get_if<RopeOp>(&ops[i]);
     if (rope == nullptr || done[rope->table]) continue;
     done[rope->table] = true;
-    launch_angles(in_batch(batch_->positions()), plan_.rows, rope->params,
-                  angle_tables_[rope->table].angles.as<float2>(), at_);
+    const AngleTable& table = angle_tables_[rope->table];
+    if (plan_.rope_positions != nullptr) {
+      launch_angles_on_axes(plan_.rope_positions,
+                            table.axes.empty() ? nullptr : table.device_axes.as<const uint8_t>(), plan_.rows,
+                            rope->params, table.angles.as<float2>(), at_);
+    } else {
+      launch_angles(in_batch(batch_->positions()), plan_.rows, rope->params, table.angles.as<float2>(), at_);
+    }
   }
 }
 
@@ -170,6 +185,7 @@ void StepLauncher::operator()(const Embed& op) {
   add_rows(op.positions, in_batch(batch_->positions()));
   add_rows(op.types, w_.token_types.as<const int32_t>());
   norm_rows(op.norm, plan_.rows, spec_.hidden, w_.residual);
+  (*this)(GivenOp{});
 }
 
 void StepLauncher::operator()(const NormQkv& op) {
@@ -212,6 +228,7 @@ void StepLauncher::operator()(const RopeOp& op) {
 
 void StepLauncher::operator()(const Attend& op) {
   attend(op);
+  if (!batch_->both_ways().empty()) attend_both_ways(op);
   if (op.gated) {
     launch_gate_attention(w_.attention_gate.as<const float>(), plan_.rows * spec_.heads * spec_.head_dim,
                           w_.attention.as<float>(), at_);
@@ -223,11 +240,36 @@ void StepLauncher::attend(const Attend& op) {
   if (uses_paged_attention(op)) return paged_attention(op);
   // A sequence of one token ends with it: nobody is behind it.
   const bool sees_behind = op.bidirectional && !plan_.single_tokens;
-  const AttentionLimits limits{op.softcap, op.chunk, sees_behind ? in_batch(batch_->lengths()) : nullptr};
+  const AttentionLimits limits{op.softcap, op.chunk, sees_behind ? in_batch(batch_->lengths()) : nullptr,
+                               false};
   if (kinds_of(op.layer).tiled) return tile_attention(op, limits);
   const AttentionParams params{op.window, op.scale, vector_of(op.sinks)};
   launch_attention(cache_of(op.layer), params, plan_.rows, w_.query.as<float>(), w_.attention.as<float>(),
                    at_, limits);
+}
+
+// Once more for rows of images, which see one another: what they get depends on no other row of the step.
+void StepLauncher::attend_both_ways(const Attend& op) {
+  MILLRACE_CHECK(!is_latent() && !op.bidirectional);
+  const AttentionLimits limits{op.softcap, op.chunk, in_batch(batch_->lengths()), true};
+  for (const BatchArrays::RowRange& rows : batch_->both_ways()) {
+    TileAttention attention;
+    attention.cache = cache_of(op.layer);
+    attention.cache.positions += rows.first;
+    attention.cache.sequence_of += rows.first;
+    attention.op = {op.window, op.scale, vector_of(op.sinks)};
+    attention.limits = limits;
+    attention.rows = rows.count;
+    const int64_t at = int64_t{rows.first} * spec_.heads * attention.cache.head_dim;
+    attention.query = w_.query.as<const float>() + at;
+    attention.out = w_.attention.as<float>() + at;
+    if (kinds_of(op.layer).tiled) {
+      launch_tile_attention(attention, at_);
+    } else {
+      launch_attention(attention.cache, attention.op, rows.count, attention.query, attention.out, at_,
+                       limits);
+    }
+  }
 }
 
 void StepLauncher::tile_attention(const Attend& op, const AttentionLimits& limits) {

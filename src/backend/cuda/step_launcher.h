@@ -26,7 +26,8 @@ class StepLauncher {
   StepLauncher(const ExecutorSpec& spec, const Workspace& workspace, const Launch& at);
 
   // The index of a table of rotary angles, uploaded at the first sight of these values.
-  size_t angle_table(std::span<const float> inv_freq, float magnitude);
+  // axes: which of three positions turns a pair, where a step has them (Batch::rope_positions).
+  size_t angle_table(std::span<const float> inv_freq, float magnitude, std::span<const uint8_t> axes);
   const float* inv_freq(size_t table) const { return angle_tables_[table].inv_freq.as<const float>(); }
 
   // The norm of the residual stream's `rows` rows, [rows, hidden], on the device until the next launch.
@@ -62,9 +63,10 @@ class StepLauncher {
   void operator()(const Ffn& op);
   void operator()(const Route& op);
   void operator()(const Experts& op);
-  // Gemma 4 (step_inputs.cpp).
+  // Gemma 4, images (step_inputs.cpp).
   void operator()(const LayerInputs& op);
   void operator()(const EndLayer& op);
+  void operator()(const GivenOp& op);
   void operator()(const NormResidualOp& op) { norm_rows(op.norm, plan_.rows, spec_.hidden, w_.residual); }
   void operator()(const Logits& op);
   void operator()(const ArgmaxOp& op);
@@ -133,6 +135,7 @@ class StepLauncher {
   StatePool state_pool_of(int layer) const;
   StateSequences state_sequences() const;
   void attend(const Attend& op);
+  void attend_both_ways(const Attend& op);
   // Latent attention (step_latent.cpp).
   bool is_latent() const { return spec_.latent.rank > 0; }
   void latent_attention(const Attend& op);
@@ -156,8 +159,9 @@ class StepLauncher {
 
   struct AngleTable {
     std::vector<float> values;
+    std::vector<uint8_t> axes;
     float magnitude = 1.0f;
-    DeviceBuffer inv_freq;
+    DeviceBuffer inv_freq, device_axes;
     DeviceBuffer angles;  // [max_tokens, half] cos and sin, of the step's positions
   };
   std::deque<AngleTable> angle_tables_;  // a model has one or two
