@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -89,6 +90,28 @@ inline double worst_logprob(const Answer& answer, const nlohmann::json& prompt) 
   for (const nlohmann::json& entry : prompt.at("logprobs"))
     worst = std::max(worst, std::abs(found[entry.at(0)] - entry.at(1).get<double>()));
   return worst;
+}
+
+// Devices besides the CPU that MILLRACE_TEST_DEVICES names.
+inline std::vector<std::string> further_devices() {
+  std::vector<std::string> names = golden::device_names();
+  names.erase(std::remove(names.begin(), names.end(), "cpu"), names.end());
+  return names;
+}
+
+// On a device that rounds the inputs of its products: answers near transformers', and far from those to other
+// pictures.
+inline void expect_sight(Engine& engine, const nlohmann::json& prompts, const std::string& device) {
+  SCOPED_TRACE(device);
+  EXPECT_GE(engine.model().images.token, 0) << engine.model().images.refusal;
+  for (const nlohmann::json& prompt : prompts) {
+    const double own = worst_logprob(ask(engine, prompt), prompt);
+    const double other = worst_logprob(ask(engine, prompt, /*exchanged=*/true), prompt);
+    EXPECT_LT(own, 0.05);
+    EXPECT_LT(2 * own, other);
+    std::printf("[  figure  ] %s logprobs off by %.1e, with other pictures by %.1e\n", device.c_str(), own,
+                other);
+  }
 }
 
 }  // namespace millrace::image_testing

@@ -146,17 +146,22 @@ TEST(Image, AnswersAgreeWithTransformers) {
       }
     }
   }
+  for (const std::string& device : further_devices())
+    expect_sight(*open(device), golden.at("prompts"), device);
 }
 
 // A step has room for an image and four tokens: the same bits as in one piece.
 TEST(Image, HoweverThePromptIsCut) {
   if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
   const nlohmann::json golden = golden::read_json(kFolder + "golden.json");
-  const auto whole = open("cpu"), cut = open("cpu", 20);
-  for (const nlohmann::json& prompt : golden.at("prompts")) {
-    const Answer a = ask(*whole, prompt), b = ask(*cut, prompt);
-    EXPECT_EQ(a.tokens, b.tokens);
-    EXPECT_EQ(a.first, b.first);
+  for (const std::string& device : golden::device_names()) {
+    SCOPED_TRACE(device);
+    const auto whole = open(device), cut = open(device, 20);
+    for (const nlohmann::json& prompt : golden.at("prompts")) {
+      const Answer a = ask(*whole, prompt), b = ask(*cut, prompt);
+      EXPECT_EQ(a.tokens, b.tokens);
+      EXPECT_EQ(a.first, b.first);
+    }
   }
 }
 

@@ -134,27 +134,26 @@ TEST(QwenImage, AnswersAgreeWithTransformers) {
       }
     }
   }
+  for (const std::string& device : further_devices())
+    expect_sight(*open(device), golden.at("prompts"), device);
 }
 
 // Anywhere, within images too, and beside others.
-TEST(QwenImage, HoweverThePromptIsCut) {
-  if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
-  const nlohmann::json golden = golden::read_json(kQwen + "golden.json");
-  const auto whole = open("cpu");
+void expect_same_however_cut(const std::string& device, const nlohmann::json& prompts) {
+  const auto whole = open(device);
   std::vector<Answer> expected;
-  for (const nlohmann::json& prompt : golden.at("prompts")) expected.push_back(ask(*whole, prompt));
+  for (const nlohmann::json& prompt : prompts) expected.push_back(ask(*whole, prompt));
   for (const int32_t step : {4, 7, 33}) {
-    const auto cut = open("cpu", step);
+    const auto cut = open(device, step);
     for (size_t i = 0; i < expected.size(); ++i) {
-      const Answer answer = ask(*cut, golden.at("prompts")[i]);
+      const Answer answer = ask(*cut, prompts[i]);
       EXPECT_EQ(answer.tokens, expected[i].tokens);
       EXPECT_EQ(answer.first, expected[i].first);
     }
   }
-  const auto together = open("cpu", 24);
+  const auto together = open(device, 24);
   std::vector<EventStream> streams;
-  for (const nlohmann::json& prompt : golden.at("prompts"))
-    streams.push_back(together->submit(request_of(prompt)));
+  for (const nlohmann::json& prompt : prompts) streams.push_back(together->submit(request_of(prompt)));
   streams.push_back(together->submit({.tokens = {5, 6, 7, 8}, .max_tokens = 8, .ignore_end = true}));
   for (size_t i = 0; i < expected.size(); ++i) {
     const Answer answer = answer_of(streams[i]);
@@ -162,6 +161,15 @@ TEST(QwenImage, HoweverThePromptIsCut) {
     EXPECT_EQ(answer.first, expected[i].first);
   }
   while (streams.back().next()) {
+  }
+}
+
+TEST(QwenImage, HoweverThePromptIsCut) {
+  if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
+  const nlohmann::json golden = golden::read_json(kQwen + "golden.json");
+  for (const std::string& device : golden::device_names()) {
+    SCOPED_TRACE(device);
+    expect_same_however_cut(device, golden.at("prompts"));
   }
 }
 

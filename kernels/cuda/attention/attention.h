@@ -60,11 +60,12 @@ struct AttentionParams {
 // What few models have, and this kernel alone. softcap: scores become softcap * tanh(score / softcap), 0:
 // they stay. chunk: a row sees its chunk of the context, [chunk * i, chunk * (i + 1)), up to itself, 0: no
 // chunks. lengths [sequences], or null: a row also sees what is behind it, window - 1 positions or all, in a
-// sequence of so many.
+// sequence of so many; with both_ways all of them, whatever the window (images).
 struct AttentionLimits {
   float softcap = 0.0f;
   int32_t chunk = 0;
   const int32_t* lengths = nullptr;
+  bool both_ways = false;
 };
 // Keys and values in either order.
 void launch_attention(const LayerCache& cache, const AttentionParams& op, int64_t rows, const float* query,
@@ -109,6 +110,10 @@ void launch_decode_attention(const PagedAttention& op, const Launch& at);   // d
 // cos and sin of every row's angles, times magnitude: [rows, half].
 void launch_angles(const int32_t* positions, int64_t rows, const RopeParams& op, float2* angles,
                    const Launch& at);
+// The same with three positions of each row, [rows, 3]: angle i is turned by number axes[i], of [half] or
+// null: the first.
+void launch_angles_on_axes(const int32_t* positions, const uint8_t* axes, int64_t rows, const RopeParams& op,
+                           float2* angles, const Launch& at);
 
 // Rotates x [rows, heads, head_dim], rows row_stride elements apart, in place by positions[row].
 void launch_rotary(const RopeParams& op, const int32_t* positions, int64_t rows, int32_t heads,

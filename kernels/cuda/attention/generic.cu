@@ -49,7 +49,7 @@ __device__ inline int2 seen_from(const LayerCache& cache, const AttentionParams&
                                            : 0;
   if (limits.lengths == nullptr) return {first, position};
   const int32_t last = limits.lengths[cache.sequence_of[row]] - 1;
-  return {first, op.window > 0 ? min(last, position + op.window - 1) : last};
+  return {first, op.window > 0 && !limits.both_ways ? min(last, position + op.window - 1) : last};
 }
 
 // shared: q [dim], out [dim] (a thread owns its elements), scores [2][16].

@@ -104,6 +104,15 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) angles[i] = cos_sin_at(op, positions[i / op.half], static_cast<int>(i % op.half));
 }
 
+__global__ void __launch_bounds__(kThreads)
+    angles_on_axes_kernel(const int32_t* positions, const uint8_t* axes, int64_t count, RopeParams op,
+                          float2* angles) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= count) return;
+  const int pair = static_cast<int>(i % op.half), axis = axes != nullptr ? axes[pair] : 0;
+  angles[i] = cos_sin_at(op, positions[i / op.half * 3 + axis], pair);
+}
+
 // In double, as the reference: a float's logarithm would be another step's at some positions.
 __global__ void __launch_bounds__(kThreads)
     grow_queries_kernel(QueryGrowth op, const int32_t* positions, int64_t cols, float* query) {
@@ -129,6 +138,15 @@ void launch_angles(const int32_t* positions, int64_t rows, const RopeParams& op,
   angles_kernel<<<static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads, 0, at.stream>>>(
       positions, count, op, angles);
   check_launch("angles_kernel");
+}
+
+void launch_angles_on_axes(const int32_t* positions, const uint8_t* axes, int64_t rows, const RopeParams& op,
+                           float2* angles, const Launch& at) {
+  const int64_t count = rows * op.half;
+  if (count == 0) return;
+  angles_on_axes_kernel<<<static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads, 0, at.stream>>>(
+      positions, axes, count, op, angles);
+  check_launch("angles_on_axes_kernel");
 }
 
 void launch_rotary(const RopeParams& op, const int32_t* positions, int64_t rows, int32_t heads,

@@ -40,7 +40,7 @@ __device__ inline KeyRange seen_by(const TileAttention& p, int64_t row) {
   const int32_t first = window > 0 ? max(position - window + 1, 0) : chunk > 0 ? position / chunk * chunk : 0;
   if (p.limits.lengths == nullptr) return {first, position};
   const int32_t last = p.limits.lengths[p.cache.sequence_of[row]] - 1;
-  return {first, window > 0 ? min(last, position + window - 1) : last};
+  return {first, window > 0 && !p.limits.both_ways ? min(last, position + window - 1) : last};
 }
 
 // Tokens of one sequence, and one KV head.

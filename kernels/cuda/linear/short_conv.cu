@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads)
         if (op.silu) sum *= sigmoid(sum);
         const int64_t row = int64_t{column.first_row} + r;
         if (op.gate != nullptr) sum *= op.gate[row * op.gate_stride + channel];
-        op.out[row * op.channels + channel] = sum;
+        op.out[row * op.out_stride + channel] = sum;
         if (float* kept = column.kept(column.context + r); kept != nullptr) *kept = in[j];
       }
     }
@@ -102,7 +102,9 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void launch_short_conv(const ShortConv& op, const Launch& at) {
+void launch_short_conv(const ShortConv& conv, const Launch& at) {
+  ShortConv op = conv;
+  if (op.out_stride == 0) op.out_stride = op.channels;
   if (op.sequences.count == 0 || op.channels == 0) return;
   const int64_t tiles = (op.channels + kThreads - 1) / kThreads;
   int64_t slices = std::max<int64_t>(1, kEnoughCtas / (tiles * op.sequences.count));

@@ -18,7 +18,8 @@ struct ShortConv {
   const float* gate =
       nullptr;  // the outputs are multiplied by these rows, gate_stride apart; null: they are not
   int64_t gate_stride = 0;
-  float* out = nullptr;  // [rows][channels]
+  float* out = nullptr;    // [rows][channels]
+  int64_t out_stride = 0;  // from a row to the next; 0: channels
   StateSequences sequences = {};
   // Of sequences without a pool, [sequences][taps - 1][channels], oldest first; null: zeros, not wanted.
   const float* initial_rows = nullptr;

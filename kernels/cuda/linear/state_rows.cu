@@ -21,7 +21,7 @@ unsigned ctas_for(int64_t size, int64_t each) {
 
 __device__ inline float product_at(const PlaceRows& op, int64_t row, int32_t column) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < PlaceRows::kProducts; ++i) {
     const PlaceRows::Product& p = op.products[i];
     if (column < p.columns) return p.data[row * p.columns + column];
     column -= p.columns;
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) place_rows_kernel(const __grid_const
     for (int p = 0; p < 6; ++p) {
       const PlacedHeads& part = op.parts[p];
       if (holds(part, column))
-        value = product_at(op, row, source_of(part, static_cast<int32_t>(column - part.to)));
+        value = product_at(op, row, source_of(part, static_cast<int32_t>(column - part.to))) * part.scale;
     }
     if (holds(op.value_by, column))
       value *= product_at(op, row, source_of(op.value_by, static_cast<int32_t>(column - op.value_by.to)));
@@ -89,7 +89,19 @@ __global__ void __launch_bounds__(kThreads) prepare_rows_kernel(const __grid_con
       if (kept != nullptr) kept[i] = y;
     }
   }
-  const float* gates = op.mix + row * (channels + values + 2 * s.value_heads) + channels + values;
+  const int64_t steps = int64_t{s.value_heads} * (s.channel_decay ? s.key_dim : 1);
+  const float* gates = op.mix + row * (channels + values + steps + s.value_heads) + channels + values;
+  if (s.channel_decay) {  // of the delta rule alone
+    for (int64_t i = threadIdx.x; i < steps; i += kThreads) {
+      const float bias = op.step_bias != nullptr ? op.step_bias[i] : 0.0f;
+      const float log = op.a[i / s.key_dim] * softplus(gates[i] + bias);
+      op.logs[row * steps + i] = log;
+      if (block != nullptr) block[op.pool.at.decays + r * op.pool.at.row_decays + i] = log;
+    }
+    for (int h = static_cast<int>(threadIdx.x); h < s.value_heads; h += kThreads)
+      op.betas[row * s.value_heads + h] = sigmoid(gates[steps + h]);
+    return;
+  }
   for (int h = static_cast<int>(threadIdx.x); h < s.value_heads; h += kThreads) {
     float size = softplus(gates[h] + (op.step_bias != nullptr ? op.step_bias[h] : 0.0f));
     if (!op.delta) size = fminf(fmaxf(size, op.step_min), op.step_max);
@@ -115,7 +127,8 @@ __global__ void __launch_bounds__(kThreads) finish_rows_kernel(const __grid_cons
   const int64_t row = group / groups, first = group % groups * op.size;
   float* y = op.y + row * op.columns + first;
   const float* gate = op.gate + row * op.gate_stride + first;
-  const auto gated = [&](int c) { return y[c] * (gate[c] * sigmoid(gate[c])); };
+  const auto factor = [&](int c) { return (op.gate_sigmoid ? 1.0f : gate[c]) * sigmoid(gate[c]); };
+  const auto gated = [&](int c) { return y[c] * factor(c); };
   float by = 1.0f;
   if (op.norm != nullptr) {
     float squares = 0.0f;
@@ -129,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) finish_rows_kernel(const __grid_cons
   for (int c = lane; c < op.size; c += kTeam) {
     float x = op.norm_before_gate ? y[c] : gated(c);
     if (op.norm != nullptr) x = x * by * op.norm[op.each_column ? first + c : c];
-    y[c] = op.norm_before_gate ? x * (gate[c] * sigmoid(gate[c])) : x;
+    y[c] = op.norm_before_gate ? x * factor(c) : x;
   }
 }
 

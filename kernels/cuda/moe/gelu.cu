@@ -10,6 +10,7 @@ constexpr int kThreads = 256;
 
 __device__ inline float activate_kind(ActivationKind kind, float x) {
   if (kind == ActivationKind::kSilu) return x * sigmoid(x);
+  if (kind == ActivationKind::kReluSquared) return x < 0.0f ? 0.0f : x * x;  // NaN stays
   // erfc keeps its digits where 1 + erf loses them: far below zero.
   if (kind == ActivationKind::kGelu) return 0.5f * x * erfcf(-0.70710678f * x);
   const float inner = 0.79788456f * fmaf(0.044715f * x * x, x, x);

@@ -1,4 +1,5 @@
-// Activations that no product has in its epilogue: GELU, and those of feed-forward layers without a gate.
+// Activations that no product has in its epilogue: GELU, squared ReLU, and those of feed-forward layers
+// without a gate.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,7 @@
 
 namespace millrace::cuda {
 
-enum class ActivationKind : int32_t { kSilu, kGelu, kGeluTanh };  // GELU by erf, by tanh
+enum class ActivationKind : int32_t { kSilu, kGelu, kGeluTanh, kReluSquared };  // GELU by erf, by tanh
 
 // gate[i] = act(gate[i]) * up[i], up null: without a factor. Device memory; asynchronous on the stream.
 // Floor: 12 size / B, 8 without up.

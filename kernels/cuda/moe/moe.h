@@ -25,6 +25,10 @@ void launch_route_top_k(const float* scores, int64_t count, int experts, int k, 
 void launch_keep_experts(const int32_t* local, int count, int64_t pairs, int32_t* chosen, float* weights,
                          const Launch& at);
 
+// weights[i] *= scales[chosen[i]], scales [experts] (Gemma 4). Latency-bound: 12 pairs bytes.
+void launch_scale_chosen(const float* scales, int64_t pairs, const int32_t* chosen, float* weights,
+                         const Launch& at);
+
 // gate = silu(gate) * up, or gpt-oss's clamped form. Floor: 12 size / B.
 void launch_activate(const Activation& op, int64_t size, float* gate, const float* up, const Launch& at);
 

@@ -104,9 +104,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    add_mixed_kernel(const float* mix, const float* x, int64_t cols, float* residual) {
+    add_mixed_kernel(const float* mix, float scale, const float* x, int64_t cols, float* residual) {
   const int64_t row = blockIdx.x;
-  const float share = sigmoid(mix[row]);
+  const float share = scale * sigmoid(mix[row]);
   for (int64_t c = threadIdx.x; c < cols; c += kThreads) {
     residual[row * cols + c] = fmaf(share, x[row * cols + c], residual[row * cols + c]);
   }
@@ -136,10 +136,10 @@ void launch_weigh_inputs(const float* x, int64_t pairs, int32_t k, int64_t cols,
   check_launch("weigh_inputs_kernel");
 }
 
-void launch_add_mixed(const float* mix, const float* x, int64_t rows, int64_t cols, float* residual,
-                      const Launch& at) {
+void launch_add_mixed(const float* mix, float scale, const float* x, int64_t rows, int64_t cols,
+                      float* residual, const Launch& at) {
   if (rows == 0) return;
-  add_mixed_kernel<<<static_cast<unsigned>(rows), kThreads, 0, at.stream>>>(mix, x, cols, residual);
+  add_mixed_kernel<<<static_cast<unsigned>(rows), kThreads, 0, at.stream>>>(mix, scale, x, cols, residual);
   check_launch("add_mixed_kernel");
 }
 

@@ -33,8 +33,8 @@ void launch_sigmoid_routing(const SigmoidRouting& op, const Launch& at);
 void launch_weigh_inputs(const float* x, int64_t pairs, int32_t k, int64_t cols, float* weights, float* out,
                          const Launch& at);
 
-// residual[t, :] += sigmoid(mix[t]) * x[t, :]. Floor: 12 cols * rows / B.
-void launch_add_mixed(const float* mix, const float* x, int64_t rows, int64_t cols, float* residual,
-                      const Launch& at);
+// residual[t, :] += scale * sigmoid(mix[t]) * x[t, :]. Floor: 12 cols * rows / B.
+void launch_add_mixed(const float* mix, float scale, const float* x, int64_t rows, int64_t cols,
+                      float* residual, const Launch& at);
 
 }  // namespace millrace::cuda

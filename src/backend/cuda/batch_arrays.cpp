@@ -39,6 +39,17 @@ void check_slice(const SequenceSlice& s, int32_t expected_row, const ExecutorSpe
   MILLRACE_CHECK(static_cast<int64_t>(s.context_len) + s.num_tokens <= spec.max_context);
 }
 
+// Tokens of a chunk: so many that every group's kernel takes them.
+int32_t chunk_tokens(const ExecutorSpec& spec) {
+  if (spec.latent.rank > 0) return latent_chunk_tokens(spec.heads);
+  int32_t tokens = prefill_chunk_tokens(spec.heads, spec.kv_heads, spec.head_dim);
+  for (int g = 0; g < static_cast<int>(spec.kv_groups.size()); ++g) {
+    if (spec.kv_groups[static_cast<size_t>(g)].state) continue;
+    tokens = std::min(tokens, prefill_chunk_tokens(spec.heads, spec.kv_heads_of(g), spec.head_dim_of(g)));
+  }
+  return tokens;
+}
+
 }  // namespace
 
 BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
@@ -61,7 +72,8 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
     covered += s.num_tokens;
     if (s.num_tokens == 0) continue;
     sequences_.push_back({&s, {}});
-    single_tokens_ = single_tokens_ && s.num_tokens == 1;
+    single_tokens_ = single_tokens_ && s.num_tokens == 1 && batch.given.empty();
+    if (s.both_ways) both_ways_.push_back({s.first_row, s.num_tokens});
     adapted_ = adapted_ || (batch.adapters != nullptr && s.adapter >= 0);
     last_position_ = std::max(last_position_, length_after(s) - 1);
     most_tokens_ = std::max(most_tokens_, s.num_tokens);
@@ -79,8 +91,7 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
       size_ += static_cast<size_t>(table_size(*s.slice));
     }
   }
-  cut_chunks(spec.latent.rank > 0 ? latent_chunk_tokens(spec.heads)
-                                  : prefill_chunk_tokens(spec.heads, spec.kv_heads, spec.head_dim));
+  cut_chunks(chunk_tokens(spec));
   if (!chunks_.empty()) {
     chunks_at_ = (size_ + 3) / 4 * 4;
     size_ = chunks_at_ + 4 * chunks_.size();

@@ -44,12 +44,19 @@ class BatchArrays {
   int32_t num_sequences() const { return static_cast<int32_t>(sequences_.size()); }
   int32_t most_tokens() const { return most_tokens_; }  // of a sequence in this step
 
+  // Rows of images that see one another, of each by themselves.
+  struct RowRange {
+    int32_t first, count;
+  };
+  const std::vector<RowRange>& both_ways() const { return both_ways_; }
+
   // Whether a row of the batch has an adapter.
   bool adapted() const { return adapted_; }
 
   // Whether group `group` holds every position that a row with this window (0: everything) can see.
   bool holds_window(int group, int32_t window) const;
-  // Has every sequence one token in this step?
+  // Has every sequence one token in this step, and is none of them given? Pieces of a sequence with images
+  // are sequences here.
   bool single_tokens() const { return single_tokens_; }
   int32_t last_position() const { return last_position_; }  // the largest; -1 in an empty batch
 
@@ -66,6 +73,7 @@ class BatchArrays {
   Batch batch_;
   std::vector<Sequence> sequences_;  // those with tokens
   std::vector<Chunk> chunks_;
+  std::vector<RowRange> both_ways_;
   size_t max_rows_ = 0, max_logit_rows_ = 0, size_ = 0, chunks_at_ = 0, lengths_at_ = 0;
   int num_groups_ = 0;
   bool single_tokens_ = true, has_adapters_ = false, adapted_ = false;

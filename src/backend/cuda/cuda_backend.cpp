@@ -47,20 +47,8 @@ class CudaBackend final : public Backend {
   bool gives_hidden_states() const override { return true; }
   OpFeatures lacks() const override {
     OpFeatures missing;
-    missing.add(OpFeature::kPairs);
-    missing.add(OpFeature::kImages);
-    missing.add(OpFeature::kReluSquared);
-    missing.add(OpFeature::kUngatedExperts);
-    missing.add(OpFeature::kScaledShared);
-    missing.add(OpFeature::kScaledInputs);
-    missing.add(OpFeature::kStateBeside);
     missing.add(OpFeature::kChannelDecay);
     missing.add(OpFeature::kTokenShift);
-    missing.add(OpFeature::kHeadSizes);
-    missing.add(OpFeature::kSharedKeys);
-    missing.add(OpFeature::kValueNorm);
-    missing.add(OpFeature::kLayerInputs);
-    missing.add(OpFeature::kExpertNorms);
     missing.add(OpFeature::kSparse);
     missing.add(OpFeature::kIndexer);
     if (std::getenv("MILLRACE_CUDA_UNPROVEN") != nullptr) return missing;

@@ -51,7 +51,8 @@ Operation operation_of(const StepOp& op) {
                                        Operation::kRoute,   Operation::kExperts, Operation::kNormQkv,
                                        Operation::kLogits,  Operation::kPick,    Operation::kPick,
                                        Operation::kRoute,   Operation::kExperts, Operation::kExperts,
-                                       Operation::kNormQkv, Operation::kAttend,  Operation::kNormQkv};
+                                       Operation::kNormQkv, Operation::kAttend,  Operation::kNormQkv,
+                                       Operation::kEmbed,   Operation::kFfn,     Operation::kEmbed};
   static_assert(std::size(kOperations) == std::variant_size_v<StepOp>);
   return kOperations[op.index()];
 }
@@ -76,6 +77,11 @@ class CudaExecutor final : public Executor, public MixedPart {
 
   void begin(const Batch& batch) override;
   void embed(const Embed& op) override;
+  void layer_inputs(const LayerInputs& op) override { ops_.emplace_back(op); }
+  void end_layer(const EndLayer& op) override { ops_.emplace_back(op); }
+  void add_given(int layer) override {
+    if (plan_.given_rows > 0 && layer < plan_.given_further) ops_.emplace_back(GivenOp{layer});
+  }
   void norm_qkv(const NormQkv& op) override { ops_.emplace_back(op); }
   void norm_latent_qkv(const NormLatentQkv& op) override { ops_.emplace_back(op); }
   void rope_append_kv(const Rope& op) override;
@@ -124,6 +130,9 @@ class CudaExecutor final : public Executor, public MixedPart {
   std::span<std::byte> block_bytes(int group, int32_t block) const;  // on the device
   void flush();
   void launch_timed();
+  void upload_given(const Batch& batch);
+  void upload_rope_positions(const Batch& batch);
+  void upload_types(const Batch& batch);
   void upload_sampling(std::span<const SampleRow> rows);
   float* host_logits();
   void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
@@ -148,6 +157,12 @@ class CudaExecutor final : public Executor, public MixedPart {
   StepPlan plan_;
   std::vector<StepOp> ops_;  // recorded, not launched
   std::vector<uint64_t> last_signature_;
+
+  // What few steps have: rows of images and their positions, types of tokens. The sent copies are waited for.
+  PinnedBuffer given_host_, rope_host_, types_host_;
+  DeviceBuffer given_, rope_;
+  Event given_sent_, rope_sent_, types_sent_;
+  bool typed_ = false;  // some of Workspace::token_types are not zero
 
   // As half of a mixed executor: rows and routing on their way to the host, rows on their way here.
   PinnedBuffer rows_out_, routing_out_, rows_in_host_;
@@ -199,6 +214,9 @@ void CudaExecutor::begin(const Batch& batch) {
   plan_.takes_sampled = !batch.sampled_rows.empty() || plan_.single_tokens;
   hidden_norm_.reset();
   tokens_.assign(batch.tokens.begin(), batch.tokens.end());
+  upload_given(batch);
+  upload_rope_positions(batch);
+  upload_types(batch);
   const size_t bytes = batch_->size() * sizeof(int32_t);
   if (bytes == 0) return;
   batch_sent_.wait();
@@ -213,6 +231,70 @@ void CudaExecutor::begin(const Batch& batch) {
   batch_sent_.record(stream_);
 }
 
+// Numbers of the rows, then their values.
+void CudaExecutor::upload_given(const Batch& batch) {
+  plan_.given_rows = std::ssize(batch.given);
+  plan_.given_further = batch.given.empty() ? 0 : batch.given.front().further;
+  if (batch.given.empty()) return;
+  const auto rows = static_cast<size_t>(plan_.given_rows), hidden = static_cast<size_t>(spec_.hidden);
+  const size_t columns = (size_t{1} + static_cast<size_t>(plan_.given_further)) * hidden;
+  const size_t values_at = (rows + 3) / 4 * 4;  // in words
+  const size_t bytes = (values_at + rows * columns) * sizeof(float);
+  given_sent_.wait();
+  if (bytes > given_.bytes()) {  // no graph points to it: steps with given rows are none
+    stream_.synchronize();
+    given_host_ = PinnedBuffer(bytes, "rows of images");
+    given_ = DeviceBuffer(bytes, "rows of images");
+  }
+  auto* numbers = given_host_.as<int32_t>();
+  auto* values = given_host_.as<float>() + values_at;
+  for (size_t i = 0; i < rows; ++i) {
+    const GivenRow& given = batch.given[i];
+    MILLRACE_CHECK(given.row >= 0 && given.row < plan_.rows && given.further == plan_.given_further);
+    numbers[i] = given.row;
+    std::memcpy(values + i * columns, given.values, columns * sizeof(float));
+  }
+  copy(given_.as<void>(), given_host_.as<void>(), bytes, cudaMemcpyHostToDevice);
+  given_sent_.record(stream_);
+  plan_.given_numbers = given_.as<const int32_t>();
+  plan_.given_values = given_.as<const float>() + values_at;
+}
+
+void CudaExecutor::upload_rope_positions(const Batch& batch) {
+  plan_.rope_positions = nullptr;
+  if (batch.rope_positions.empty()) return;
+  MILLRACE_CHECK(std::ssize(batch.rope_positions) == 3 * plan_.rows);
+  rope_sent_.wait();
+  if (rope_.bytes() == 0) {
+    const size_t most = 3 * static_cast<size_t>(spec_.max_tokens) * sizeof(int32_t);
+    rope_host_ = PinnedBuffer(most, "rotary positions");
+    rope_ = DeviceBuffer(most, "rotary positions");
+  }
+  std::memcpy(rope_host_.as<void>(), batch.rope_positions.data(), batch.rope_positions.size_bytes());
+  copy(rope_.as<void>(), rope_host_.as<void>(), batch.rope_positions.size_bytes(), cudaMemcpyHostToDevice);
+  rope_sent_.record(stream_);
+  plan_.rope_positions = rope_.as<const int32_t>();
+}
+
+// Of pairs of texts; else all are zeros, as they were made.
+void CudaExecutor::upload_types(const Batch& batch) {
+  const bool pairs = std::any_of(batch.sequences.begin(), batch.sequences.end(), [](const SequenceSlice& s) {
+    return s.second_text < int64_t{s.context_len} + s.num_tokens;
+  });
+  if (!pairs && !typed_) return;
+  typed_ = pairs;
+  types_sent_.wait();
+  const size_t bytes = work_.token_types.bytes();
+  if (types_host_.bytes() == 0) types_host_ = PinnedBuffer(bytes, "types of tokens");
+  auto* types = types_host_.as<int32_t>();
+  std::memset(types, 0, bytes);
+  for (const SequenceSlice& s : batch.sequences) {
+    for (int32_t i = 0; i < s.num_tokens; ++i) types[s.first_row + i] = s.context_len + i >= s.second_text;
+  }
+  copy(work_.token_types.as<void>(), types, bytes, cudaMemcpyHostToDevice);
+  types_sent_.record(stream_);
+}
+
 void CudaExecutor::embed(const Embed& op) {
   const Weight& table = *op.table;
   MILLRACE_CHECK(table.cols == spec_.hidden);
@@ -220,18 +302,21 @@ void CudaExecutor::embed(const Embed& op) {
   if (op.positions != nullptr) {
     MILLRACE_CHECK(op.positions->cols == spec_.hidden && batch_->last_position() < op.positions->rows);
   }
-  if (op.types != nullptr) MILLRACE_CHECK(op.types->cols == spec_.hidden && op.types->rows > 0);
+  if (op.types != nullptr)
+    MILLRACE_CHECK(op.types->cols == spec_.hidden && op.types->rows > (typed_ ? 1 : 0));
   ops_.emplace_back(op);
 }
 
 void CudaExecutor::rope_append_kv(const Rope& op) {
-  MILLRACE_CHECK(2 * op.inv_freq.size() <= static_cast<size_t>(spec_.head_dim));
-  const size_t table = launcher_.angle_table(op.inv_freq, op.magnitude);
+  MILLRACE_CHECK(2 * op.inv_freq.size() <=
+                 static_cast<size_t>(spec_.head_dim_of(spec_.layers[static_cast<size_t>(op.layer)].group)));
+  const size_t table = launcher_.angle_table(op.inv_freq, op.magnitude, op.axes);
   ops_.emplace_back(RopeOp{
       op.layer,
       table,
       {launcher_.inv_freq(table), static_cast<int32_t>(op.inv_freq.size()), op.magnitude, op.interleaved},
-      {op.growth.scale, op.growth.every, op.growth.offset}});
+      {op.growth.scale, op.growth.every, op.growth.offset},
+      op.appends});
 }
 
 void CudaExecutor::attend(const Attend& op) {
@@ -252,7 +337,8 @@ void CudaExecutor::route(const Route& op) {
     MILLRACE_CHECK(supports_sigmoid_routing(spec_.experts, op.groups));
   }
   plan_.softmax_over_all = op.weighting == Route::Weighting::kSoftmaxAll;
-  plan_.chosen = sigmoid || grouped || op.scale != 1.0f;
+  plan_.chosen =
+      sigmoid || grouped || op.scale != 1.0f || op.score_scale != 1.0f || op.expert_scales != nullptr;
   ops_.emplace_back(op);
 }
 

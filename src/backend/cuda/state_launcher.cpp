@@ -18,13 +18,13 @@ const float* state_vector(const Weight* weight) {
 }
 
 PlacedHeads placed(const HeadColumns& from, int64_t to) {
-  return {from.first, from.heads, from.dim, from.per_group, from.group_stride, to};
+  return {from.first, from.heads, from.dim, from.per_group, from.group_stride, to, from.scale};
 }
 
 }  // namespace
 
 StatePool StepLauncher::state_pool_of(int layer) const {
-  const auto [group, index] = spec_.layers[static_cast<size_t>(layer)];
+  const auto [group, index] = spec_.state_place(layer);
   StatePool pool;
   pool.pool = w_.pools[static_cast<size_t>(group)].as<float>();
   pool.block_floats = static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float));
@@ -46,22 +46,31 @@ void StepLauncher::operator()(const NormMix& op) {
   PlaceRows place;
   std::vector<Target> targets;
   int64_t columns = 0, used = 0;
-  for (size_t i = 0; i < op.in.size(); ++i) {
-    if (op.in[i].weight == nullptr) continue;
+  static_assert(PlaceRows::kProducts == kStateProducts);
+  const auto append = [&](const Linear& in) {
+    MILLRACE_CHECK(targets.size() < kStateProducts);
     float* out = w_.projected.as<float>() + used;
-    place.products[targets.size()] = {out, static_cast<int32_t>(op.in[i].weight->rows)};
-    targets.push_back({op.in[i], out, op.in[i].weight->rows});
-    columns += op.in[i].weight->rows;
-    used += plan_.rows * op.in[i].weight->rows;
+    place.products[targets.size()] = {out, static_cast<int32_t>(in.weight->rows)};
+    targets.push_back({in, out, in.weight->rows});
+    columns += in.weight->rows;
+    used += plan_.rows * in.weight->rows;
     used = (used + kProductAlignment - 1) / kProductAlignment * kProductAlignment;
+  };
+  for (const Linear& in : op.in) {
+    if (in.weight != nullptr) append(in);
   }
-  MILLRACE_CHECK(!targets.empty() && columns <= s.projected);
-  // The products of a call are as many as attention has; a fourth goes by itself.
+  const size_t first_behind = targets.size();
+  for (const NormMix::Behind& b : op.behind) {
+    if (b.by.weight != nullptr) append(b.by);
+  }
+  MILLRACE_CHECK(first_behind > 0 && columns <= s.projected);
+  // The products of a call are as many as attention has; others go by themselves.
   const Rows rows{w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed};
   constexpr size_t kTogether = 3;
-  const std::span<const Target> all(targets);
-  linears(rows, all.first(std::min(kTogether, all.size())), false);
-  if (all.size() > kTogether) linears(rows, all.subspan(kTogether), false);
+  const std::span<const Target> all(targets), of_rows = all.first(first_behind);
+  linears(rows, of_rows.first(std::min(kTogether, of_rows.size())), false);
+  if (of_rows.size() > kTogether) linears(rows, of_rows.subspan(kTogether), false);
+  multiply_behind(op, place, all.subspan(first_behind));
   place.parts = {placed(op.query, s.query_at()), placed(op.key, s.key_at()),   placed(op.value, s.value_at()),
                  placed(op.gate, s.gate_at()),   placed(op.step, s.step_at()), placed(op.beta, s.beta_at())};
   place.value_by = placed(op.value_by, s.value_at());
@@ -69,6 +78,22 @@ void StepLauncher::operator()(const NormMix& op) {
   place.columns = s.mix_cols();
   place.out = w_.state_mix.as<float>();
   launch_place_rows(place, at_);
+}
+
+// Products of products: of one that lies by itself, all columns.
+void StepLauncher::multiply_behind(const NormMix& op, const PlaceRows& place,
+                                   std::span<const Target> targets) {
+  size_t next = 0;
+  for (const NormMix::Behind& b : op.behind) {
+    if (b.by.weight == nullptr) continue;
+    size_t from = 0;
+    int32_t first = 0;
+    while (from < place.products.size() && first < b.first) first += place.products[from++].columns;
+    MILLRACE_CHECK(from < place.products.size() && first == b.first &&
+                   place.products[from].columns == b.by.weight->cols);
+    linears({place.products[from].data, plan_.rows, b.by.weight->cols, nullptr, nullptr, nullptr},
+            targets.subspan(next++, 1), false);
+  }
 }
 
 void StepLauncher::operator()(const StateMix& op) {

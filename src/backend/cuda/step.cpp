@@ -48,6 +48,8 @@ class Signature {
     add(op.v);
     add(op.q_norm);
     add(op.k_norm);
+    add(op.v_norm);
+    add(static_cast<uint64_t>(op.head_dim));
     add(uint64_t{op.norm_whole} << 1 | uint64_t{op.gated});
   }
   void operator()(const NormLatentQkv& op) {
@@ -57,7 +59,7 @@ class Signature {
   void operator()(const RopeOp& op) {
     add(static_cast<uint64_t>(op.layer) << 32 | static_cast<uint64_t>(op.table));
     add(op.params.magnitude);
-    add(uint64_t{op.params.interleaved});
+    add(uint64_t{op.appends} << 1 | uint64_t{op.params.interleaved});
     add(op.growth.scale);
     add(op.growth.every);
     add(static_cast<uint64_t>(op.growth.offset));
@@ -89,6 +91,8 @@ class Signature {
     add(op.router);
     add(static_cast<uint64_t>(op.experts_per_token) << 32 | static_cast<uint64_t>(op.weighting));
     add(op.scale);
+    add(op.score_scale);
+    add(op.expert_scales);
     add(op.choice_bias);
     add(static_cast<uint64_t>(op.groups) << 32 | static_cast<uint64_t>(op.groups_chosen));
   }
@@ -104,6 +108,10 @@ class Signature {
     add(op.shared.up);
     add(op.shared.down);
     add(op.shared.mix);
+    add(op.shared.scale);
+    for (const Norm* norm :
+         {&op.norm, &op.experts_norm_after, &op.shared_norm, &op.shared_norm_after, &op.norm_after})
+      add(*norm);
   }
   void operator()(const NormResidualOp& op) { add(op.norm); }
   void operator()(const Logits& op) {
@@ -115,22 +123,45 @@ class Signature {
   void operator()(const NormMix& op) {
     add(op.norm);
     for (const Linear& in : op.in) add(in);
+    for (const NormMix::Behind& b : op.behind) {
+      add(b.by);
+      add(static_cast<uint64_t>(b.first));
+    }
     for (const HeadColumns* part :
          {&op.query, &op.key, &op.value, &op.gate, &op.step, &op.beta, &op.value_by}) {
       add(static_cast<uint64_t>(part->first) << 32 | static_cast<uint64_t>(part->heads));
       add(static_cast<uint64_t>(part->dim) << 32 | static_cast<uint64_t>(part->per_group));
       add(static_cast<uint64_t>(part->group_stride));
+      add(part->scale);
     }
   }
   void operator()(const StateMix& op) {
     add(static_cast<uint64_t>(op.layer) << 32 | static_cast<uint64_t>(op.kind));
-    for (const Weight* weight : {op.conv, op.conv_bias, op.a, op.step_bias, op.d}) add(weight);
+    for (const Weight* weight :
+         {op.conv, op.conv_bias, op.conv_keys, op.conv_values, op.a, op.step_bias, op.d})
+      add(weight);
     add(op.step_min);
     add(op.step_max);
     add(op.norm);
-    add(static_cast<uint64_t>(op.norm_size) << 2 | uint64_t{op.norm_before_gate} << 1 |
-        uint64_t{op.conv_silu});
+    add(static_cast<uint64_t>(op.norm_size) << 3 | uint64_t{op.gate_sigmoid} << 2 |
+        uint64_t{op.norm_before_gate} << 1 | uint64_t{op.conv_silu});
   }
+  void operator()(const LayerInputs& op) {
+    add(op.table);
+    add(op.table_scale);
+    add(op.projection);
+    add(op.projection_scale);
+    add(op.norm);
+    add(op.scale);
+  }
+  void operator()(const EndLayer& op) {
+    add(static_cast<uint64_t>(op.layer) << 32 | static_cast<uint64_t>(op.activation));
+    add(op.gate);
+    add(op.projection);
+    add(op.norm_after);
+    add(op.scale);
+  }
+  void operator()(const GivenOp& op) { add(static_cast<uint64_t>(op.layer + 1)); }
   void operator()(const ArgmaxOp&) {}
   void operator()(const SampleOp&) {}
   void operator()(const ChooseOp&) {}
@@ -153,6 +184,7 @@ std::vector<uint64_t> signature_of(const std::vector<StepOp>& ops, const StepPla
                 uint64_t{plan.single_tokens} << 1 | uint64_t{plan.softmax_over_all});
   // A model's table does not change once it runs.
   signature.add(reinterpret_cast<uint64_t>(plan.adapters));
+  signature.add(reinterpret_cast<uint64_t>(plan.rope_positions));
   for (const StepOp& op : ops) {
     signature.add(uint64_t{op.index()});
     std::visit(signature, op);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/step_norms.h"
 #include "base/check.h"
 #include "kernels/cuda/attention/latent.h"
 #include "kernels/cuda/attention/split_plan.h"
@@ -21,30 +22,6 @@
 namespace millrace::cuda {
 namespace {
 
-const float* vector_of(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
-
-// RMSNorm with a weight: what the products and the router do themselves.
-bool is_plain(const Norm& op) { return op.kind == Norm::Kind::kRms && op.weight != nullptr; }
-
-RowNorm row_norm_of(const Norm& op, const float* x, int64_t rows, int64_t size, float* y) {
-  RowNorm norm;
-  norm.kind = !op.present()                   ? NormKind::kNone
-              : op.kind == Norm::Kind::kLayer ? NormKind::kLayer
-                                              : NormKind::kRms;
-  norm.x = x;
-  norm.weight = vector_of(op.weight);
-  norm.bias = op.kind == Norm::Kind::kLayer ? vector_of(op.bias) : nullptr;
-  norm.eps = op.eps;
-  norm.rows = rows;
-  norm.size = size;
-  norm.y = y;
-  return norm;
-}
-
-bool is_gelu(millrace::Activation activation) {
-  return activation == millrace::Activation::kGelu || activation == millrace::Activation::kGeluTanh;
-}
-
 template <class Array>
 size_t count_of(const Array& array) {
   return static_cast<size_t>(std::end(array) - std::begin(array));
@@ -56,14 +33,16 @@ StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace,
     : spec_(spec),
       w_(workspace),
       at_(at),
-      paged_attention_(
-          spec.latent.rank == 0 &&
-          supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, at.device)),
-      tile_attention_(
-          supports_tile_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, at.device)),
       latent_wgmma_(spec.latent.rank > 0 &&
                     supports_latent_wgmma(spec.kv_type, spec.latent.rope, spec.latent.rank, at.device)),
-      whole_grid_(at.device.claim_grid()) {}
+      whole_grid_(at.device.claim_grid()) {
+  for (int g = 0; g < static_cast<int>(spec.kv_groups.size()); ++g) {
+    const int32_t kv_heads = spec.kv_heads_of(g), dim = spec.head_dim_of(g);
+    attention_kinds_.push_back({spec.latent.rank == 0 && supports_paged_attention(spec.kv_type, spec.heads,
+                                                                                  kv_heads, dim, at.device),
+                                supports_tile_attention(spec.kv_type, spec.heads, kv_heads, dim, at.device)});
+  }
+}
 
 void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
                           int32_t* batch_device, const std::function<void(size_t)>& before) {
@@ -103,20 +82,29 @@ const float* StepLauncher::hidden(const Norm& norm, int64_t rows) {
 
 // ---------------------------------------------------------------- positions
 
-size_t StepLauncher::angle_table(std::span<const float> inv_freq, float magnitude) {
+size_t StepLauncher::angle_table(std::span<const float> inv_freq, float magnitude,
+                                 std::span<const uint8_t> axes) {
   for (size_t i = 0; i < angle_tables_.size(); ++i) {
     const AngleTable& table = angle_tables_[i];
     if (table.magnitude == magnitude &&
-        std::equal(table.values.begin(), table.values.end(), inv_freq.begin(), inv_freq.end())) {
+        std::equal(table.values.begin(), table.values.end(), inv_freq.begin(), inv_freq.end()) &&
+        std::equal(table.axes.begin(), table.axes.end(), axes.begin(), axes.end())) {
       return i;
     }
   }
   AngleTable& table = angle_tables_.emplace_back();
   table.values.assign(inv_freq.begin(), inv_freq.end());
+  table.axes.assign(axes.begin(), axes.end());
   table.magnitude = magnitude;
   table.inv_freq = DeviceBuffer(inv_freq.size_bytes(), "the rotary angles");
   table.angles = DeviceBuffer(static_cast<size_t>(spec_.max_tokens) * inv_freq.size() * sizeof(float2),
                               "the rotary angles");
+  MILLRACE_CHECK(axes.empty() || axes.size() == inv_freq.size());
+  if (!axes.empty()) {
+    table.device_axes = DeviceBuffer(axes.size_bytes(), "the rotary axes");
+    MILLRACE_CUDA_TRY(cudaMemcpyAsync(table.device_axes.as<void>(), table.axes.data(), axes.size_bytes(),
+                                      cudaMemcpyHostToDevice, at_.stream));
+  }
   if (!inv_freq.empty()) {
     MILLRACE_CUDA_TRY(cudaMemcpyAsync(table.inv_freq.as<void>(), table.values.data(), inv_freq.size_bytes(),
                                       cudaMemcpyHostToDevice, at_.stream));
@@ -130,8 +118,9 @@ bool StepLauncher::fuses_rope(const std::vector<StepOp>& ops, size_t at) const {
   const auto* rope = std::get_if<RopeOp>(&ops[at]);
   if (rope == nullptr || at + 1 == ops.size()) return false;
   const auto* attend = std::get_if<Attend>(&ops[at + 1]);
-  return attend != nullptr && attend->layer == rope->layer && uses_paged_attention(*attend) &&
-         plan_.single_tokens && 2 * rope->params.half == spec_.head_dim && rope->growth.scale == 0.0f;
+  return attend != nullptr && attend->layer == rope->layer && rope->appends &&
+         uses_paged_attention(*attend) && plan_.single_tokens &&
+         2 * rope->params.half == head_dim_of(rope->layer) && rope->growth.scale == 0.0f;
 }
 
 void StepLauncher::prepare_angles(const std::vector<StepOp>& ops) {
@@ -140,8 +129,14 @@ void StepLauncher::prepare_angles(const std::vector<StepOp>& ops) {
     const auto* rope = std::get_if<RopeOp>(&ops[i]);
     if (rope == nullptr || done[rope->table]) continue;
     done[rope->table] = true;
-    launch_angles(in_batch(batch_->positions()), plan_.rows, rope->params,
-                  angle_tables_[rope->table].angles.as<float2>(), at_);
+    const AngleTable& table = angle_tables_[rope->table];
+    if (plan_.rope_positions != nullptr) {
+      launch_angles_on_axes(plan_.rope_positions,
+                            table.axes.empty() ? nullptr : table.device_axes.as<const uint8_t>(), plan_.rows,
+                            rope->params, table.angles.as<float2>(), at_);
+    } else {
+      launch_angles(in_batch(batch_->positions()), plan_.rows, rope->params, table.angles.as<float2>(), at_);
+    }
   }
 }
 
@@ -150,8 +145,9 @@ LayerCache StepLauncher::cache_of(int layer) const {
   LayerCache cache;
   cache.pool = w_.pools[static_cast<size_t>(group)].as<void>();
   cache.type = spec_.kv_type;
-  const int32_t head_elements = spec_.head_dim + (spec_.kv_type == DType::kF8E4M3 ? 1 : 0);  // and its scale
-  const int64_t layer_elements = int64_t{spec_.kv_parts()} * spec_.kv_heads * kBlockTokens * head_elements;
+  const int32_t kv_heads = spec_.kv_heads_of(group), dim = spec_.head_dim_of(group);
+  const int32_t head_elements = dim + (spec_.kv_type == DType::kF8E4M3 ? 1 : 0);  // and its scale
+  const int64_t layer_elements = int64_t{spec_.kv_parts()} * kv_heads * kBlockTokens * head_elements;
   cache.layer_offset = index * layer_elements;
   cache.block_elements = spec_.kv_groups[static_cast<size_t>(group)].num_layers * layer_elements;
   cache.positions = in_batch(batch_->positions());
@@ -159,9 +155,9 @@ LayerCache StepLauncher::cache_of(int layer) const {
   cache.table_starts = in_batch(batch_->table_starts(group));
   cache.tables = in_batch(0);
   cache.heads = spec_.heads;
-  cache.kv_heads = spec_.kv_heads;
-  cache.head_dim = spec_.head_dim;
-  const bool swizzled = paged_attention_ || (latent_wgmma_ && spec_.kv_type == DType::kBF16);
+  cache.kv_heads = kv_heads;
+  cache.head_dim = dim;
+  const bool swizzled = kinds_of(layer).paged || (latent_wgmma_ && spec_.kv_type == DType::kBF16);
   cache.order = swizzled ? CacheOrder::kSwizzled : CacheOrder::kRows;
   return cache;
 }
@@ -189,22 +185,29 @@ void StepLauncher::operator()(const Embed& op) {
   add_rows(op.positions, in_batch(batch_->positions()));
   add_rows(op.types, w_.token_types.as<const int32_t>());
   norm_rows(op.norm, plan_.rows, spec_.hidden, w_.residual);
+  (*this)(GivenOp{});
 }
 
 void StepLauncher::operator()(const NormQkv& op) {
-  const int64_t dim = spec_.head_dim;
+  const int64_t dim = op.head_dim > 0 ? op.head_dim : spec_.head_dim;
+  const bool keys = op.k.weight != nullptr;  // else another layer's are read
+  const int64_t kv_cols = keys ? op.k.weight->rows : 0;
+  MILLRACE_CHECK(kv_cols % dim == 0 && (op.head_dim > 0 || !keys || kv_cols == spec_.kv_heads * dim));
   // Of a gated layer query and gate alternate, head by head.
   const Target targets[] = {
       {op.q, (op.gated ? w_.projected : w_.query).as<float>(), (op.gated ? 2 : 1) * spec_.heads * dim},
-      {op.k, w_.key.as<float>(), spec_.kv_heads * dim},
-      {op.v, w_.value.as<float>(), spec_.kv_heads * dim}};
-  linears({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed}, targets, false);
+      {op.k, w_.key.as<float>(), kv_cols},
+      {op.v, w_.value.as<float>(), kv_cols}};
+  linears({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed},
+          std::span(targets).first(keys ? 3 : 1), false);
   if (op.gated) {
     launch_split_gates(w_.projected.as<const float>(), plan_.rows * spec_.heads, spec_.head_dim,
                        w_.query.as<float>(), w_.attention_gate.as<float>(), at_);
   }
-  norm_heads(op.q_norm, spec_.heads, op.norm_whole, w_.query);
-  norm_heads(op.k_norm, spec_.kv_heads, op.norm_whole, w_.key);
+  norm_heads(op.q_norm, spec_.heads, dim, op.norm_whole, w_.query);
+  if (!keys) return;
+  norm_heads(op.k_norm, kv_cols / dim, dim, op.norm_whole, w_.key);
+  norm_heads(op.v_norm, kv_cols / dim, dim, false, w_.value);
 }
 
 void StepLauncher::operator()(const RopeOp& op) {
@@ -213,16 +216,19 @@ void StepLauncher::operator()(const RopeOp& op) {
     launch_latent_append(cache_of(op.layer), op.params, angles, plan_.rows, w_.query.as<float>(),
                          w_.key.as<float>(), at_);
   } else {
-    launch_rope_append_kv(cache_of(op.layer), op.params, angles, plan_.rows, w_.query.as<float>(),
-                          w_.key.as<float>(), w_.value.as<float>(), at_);
+    LayerCache cache = cache_of(op.layer);
+    if (!op.appends) cache.kv_heads = 0;  // queries alone: what they read is another layer's
+    launch_rope_append_kv(cache, op.params, angles, plan_.rows, w_.query.as<float>(), w_.key.as<float>(),
+                          w_.value.as<float>(), at_);
   }
   if (op.growth.scale == 0.0f) return;
   launch_grow_queries(op.growth, in_batch(batch_->positions()), plan_.rows,
-                      int64_t{spec_.heads} * spec_.head_dim, w_.query.as<float>(), at_);
+                      int64_t{spec_.heads} * head_dim_of(op.layer), w_.query.as<float>(), at_);
 }
 
 void StepLauncher::operator()(const Attend& op) {
   attend(op);
+  if (!batch_->both_ways().empty()) attend_both_ways(op);
   if (op.gated) {
     launch_gate_attention(w_.attention_gate.as<const float>(), plan_.rows * spec_.heads * spec_.head_dim,
                           w_.attention.as<float>(), at_);
@@ -234,11 +240,36 @@ void StepLauncher::attend(const Attend& op) {
   if (uses_paged_attention(op)) return paged_attention(op);
   // A sequence of one token ends with it: nobody is behind it.
   const bool sees_behind = op.bidirectional && !plan_.single_tokens;
-  const AttentionLimits limits{op.softcap, op.chunk, sees_behind ? in_batch(batch_->lengths()) : nullptr};
-  if (tile_attention_) return tile_attention(op, limits);
+  const AttentionLimits limits{op.softcap, op.chunk, sees_behind ? in_batch(batch_->lengths()) : nullptr,
+                               false};
+  if (kinds_of(op.layer).tiled) return tile_attention(op, limits);
   const AttentionParams params{op.window, op.scale, vector_of(op.sinks)};
   launch_attention(cache_of(op.layer), params, plan_.rows, w_.query.as<float>(), w_.attention.as<float>(),
                    at_, limits);
+}
+
+// Once more for rows of images, which see one another: what they get depends on no other row of the step.
+void StepLauncher::attend_both_ways(const Attend& op) {
+  MILLRACE_CHECK(!is_latent() && !op.bidirectional);
+  const AttentionLimits limits{op.softcap, op.chunk, in_batch(batch_->lengths()), true};
+  for (const BatchArrays::RowRange& rows : batch_->both_ways()) {
+    TileAttention attention;
+    attention.cache = cache_of(op.layer);
+    attention.cache.positions += rows.first;
+    attention.cache.sequence_of += rows.first;
+    attention.op = {op.window, op.scale, vector_of(op.sinks)};
+    attention.limits = limits;
+    attention.rows = rows.count;
+    const int64_t at = int64_t{rows.first} * spec_.heads * attention.cache.head_dim;
+    attention.query = w_.query.as<const float>() + at;
+    attention.out = w_.attention.as<float>() + at;
+    if (kinds_of(op.layer).tiled) {
+      launch_tile_attention(attention, at_);
+    } else {
+      launch_attention(attention.cache, attention.op, rows.count, attention.query, attention.out, at_,
+                       limits);
+    }
+  }
 }
 
 void StepLauncher::tile_attention(const Attend& op, const AttentionLimits& limits) {
@@ -254,7 +285,7 @@ void StepLauncher::tile_attention(const Attend& op, const AttentionLimits& limit
   attention.query = w_.query.as<const float>();
   attention.out = w_.attention.as<float>();
   if (plan_.single_tokens && attention.max_splits > 1 &&
-      tile_attention_partial_bytes(plan_.rows, spec_.heads, attention.max_splits, spec_.head_dim) <=
+      tile_attention_partial_bytes(plan_.rows, spec_.heads, attention.max_splits, attention.cache.head_dim) <=
           w_.partial.bytes()) {
     attention.partial = w_.partial.as<float>();
   }
@@ -276,8 +307,8 @@ void StepLauncher::paged_attention(const Attend& op) {
   attention.key = w_.key.as<const float>();
   attention.value = w_.value.as<const float>();
   attention.out = w_.attention.as<float>();
-  if (splits_in_parallel(plan_.rows, spec_.kv_heads, spec_.head_dim, attention.max_splits, op.window,
-                         w_.partial.bytes(), at_.device)) {
+  if (splits_in_parallel(plan_.rows, attention.cache.kv_heads, attention.cache.head_dim, attention.max_splits,
+                         op.window, w_.partial.bytes(), at_.device)) {
     attention.partial = w_.partial.as<float>();
   }
   attention.arrived = w_.arrived.as<int32_t>();
@@ -311,10 +342,11 @@ void StepLauncher::operator()(const Projection& op) {
 }
 
 void StepLauncher::activate(millrace::Activation kind, int64_t size, float* gate, const float* up) {
-  if (up != nullptr && !is_gelu(kind)) return launch_activate({}, size, gate, up, at_);
-  launch_gelu(kind == millrace::Activation::kGelu       ? ActivationKind::kGelu
-              : kind == millrace::Activation::kGeluTanh ? ActivationKind::kGeluTanh
-                                                        : ActivationKind::kSilu,
+  if (up != nullptr && in_epilogues(kind)) return launch_activate({}, size, gate, up, at_);
+  launch_gelu(kind == millrace::Activation::kGelu          ? ActivationKind::kGelu
+              : kind == millrace::Activation::kGeluTanh    ? ActivationKind::kGeluTanh
+              : kind == millrace::Activation::kReluSquared ? ActivationKind::kReluSquared
+                                                           : ActivationKind::kSilu,
               size, gate, up, at_);
 }
 
@@ -390,6 +422,17 @@ void StepLauncher::operator()(const SampleOp&) {
                 w_.sample_details.as<SampleDetails>(), at_);
 }
 
+void StepLauncher::operator()(const AddRowsOp&) {
+  RowNorm add;
+  add.kind = NormKind::kNone;
+  add.x = plan_.rows_in;
+  add.rows = plan_.rows;
+  add.size = spec_.hidden;
+  add.y = w_.residual.as<float>();
+  add.add = true;
+  launch_row_norm(add, at_);
+}
+
 // ---------------------------------------------------------------- linear layers
 
 void StepLauncher::norm_rows(const Norm& op, int64_t rows, int64_t size, const DeviceBuffer& values) {
@@ -401,8 +444,9 @@ void StepLauncher::norm_rows(const Norm& op, int64_t rows, int64_t size, const D
                  at_);
 }
 
-void StepLauncher::norm_heads(const Norm& op, int32_t heads, bool whole, const DeviceBuffer& values) {
-  const int64_t cols = whole ? int64_t{heads} * spec_.head_dim : spec_.head_dim;
+void StepLauncher::norm_heads(const Norm& op, int64_t heads, int64_t dim, bool whole,
+                              const DeviceBuffer& values) {
+  const int64_t cols = whole ? heads * dim : dim;
   norm_rows(op, whole ? plan_.rows : plan_.rows * heads, cols, values);
 }
 
@@ -481,286 +525,6 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
   op.add = add;
   if (whole_grid_.held()) op.split = split_workspace(w_.split.as<void>(), at_.device);
   launch_gemm(op, at_);
-}
-
-// ---------------------------------------------------------------- experts
-
-Router StepLauncher::router_of(const Route& op) const {
-  Router route;
-  route.weight = own(*op.router.weight).float_rows();
-  route.bias = vector_of(op.router.bias);
-  route.x = w_.residual.as<const float>();
-  route.norm_weight = vector_of(op.norm.weight);
-  route.eps = op.norm.eps;
-  route.tokens = static_cast<int32_t>(plan_.rows);
-  route.experts = spec_.experts;
-  route.cols = spec_.hidden;
-  route.scores = w_.scores.as<float>();
-  route.normed = w_.normed.as<float>();
-  if (plan_.rows <= kMaxGemvRows) route.x_bf16 = w_.x_bf16.as<uint16_t>();
-  return route;
-}
-
-// The router's rows lie as its kernel wants them.
-bool StepLauncher::has_router_kernel(const Route& op) const {
-  const CudaWeight& router = own(*op.router.weight);
-  MILLRACE_CHECK(router.rows == spec_.experts && router.cols == spec_.hidden);
-  return router.float_rows() != nullptr && is_plain(op.norm) && supports_router(spec_.hidden, at_.device);
-}
-
-// Router and experts of one row in one kernel. False: they are not, and nothing was launched.
-bool StepLauncher::launch_persistent(const std::vector<StepOp>& ops, size_t at) {
-  const auto* route = std::get_if<Route>(&ops[at]);
-  const auto* experts = at + 1 < ops.size() ? std::get_if<Experts>(&ops[at + 1]) : nullptr;
-  if (route == nullptr || experts == nullptr || plan_.rows > kMaxGemvRows || !whole_grid_.held())
-    return false;
-  if (!has_router_kernel(*route) || plan_.chosen || experts->shared.up.weight != nullptr ||
-      experts->weigh_input || is_gelu(experts->activation)) {
-    return false;
-  }
-  check_experts(*experts);
-  const GemvExperts gemv = gemv_experts(*experts);
-  if (!supports_persistent_moe(router_of(*route), gemv, at_.device)) return false;
-  launch_persistent_moe(router_of(*route), gemv, w_.moe_sync.as<PersistentMoeSync>(), at_);
-  return true;
-}
-
-void StepLauncher::operator()(const Route& op) {
-  if (has_router_kernel(op)) {
-    launch_router(router_of(op), at_);
-    return choose(op);
-  }
-  if (is_plain(op.norm)) {
-    launch_rmsnorm(w_.residual.as<float>(), nullptr, vector_of(op.norm.weight), op.norm.eps, plan_.rows,
-                   spec_.hidden, w_.normed.as<float>(), at_);
-  } else {
-    launch_row_norm(
-        row_norm_of(op.norm, w_.residual.as<float>(), plan_.rows, spec_.hidden, w_.normed.as<float>()), at_);
-  }
-  const CudaWeight& router = own(*op.router.weight);
-  if (router.float_rows() != nullptr) {  // exact, on any GPU: the choice of experts depends on it
-    DeviceMatrix rows = router.matrix;
-    rows.data = reinterpret_cast<const uint8_t*>(router.float_rows());
-    rows.type = DType::kF32;
-    rows.row_bytes = int64_t{spec_.hidden} * static_cast<int64_t>(sizeof(float));
-    launch_linear(rows, vector_of(op.router.bias), w_.normed.as<float>(), plan_.rows, false,
-                  w_.scores.as<float>(), at_);
-  } else {
-    const Target target{op.router, w_.scores.as<float>(), spec_.experts};
-    linears({w_.normed.as<float>(), plan_.rows, spec_.hidden, nullptr, nullptr, nullptr}, {&target, 1},
-            false);
-  }
-  if (spec_.hidden % 32 == 0 && plan_.rows <= kMaxGemvRows) {
-    launch_rows_to_bf16(w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.x_bf16.as<uint16_t>(), at_);
-  }
-  choose(op);
-}
-
-void StepLauncher::choose(const Route& op) {
-  if (!plan_.chosen) return;
-  using enum Route::Weighting;
-  const bool softmax = op.weighting != kSigmoid && op.weighting != kSigmoidRenormalized;
-  if (softmax && op.groups_chosen >= op.groups) {
-    route_top_k();
-    return launch_scale_softcap(op.scale, 0.0f, pairs(), w_.chosen_weight.as<float>(), at_);
-  }
-  SigmoidRouting routing;
-  routing.scores = w_.scores.as<const float>();
-  routing.choice_bias = vector_of(op.choice_bias);
-  routing.tokens = plan_.rows;
-  routing.experts = spec_.experts;
-  routing.k = spec_.experts_per_token;
-  routing.groups = op.groups;
-  routing.groups_chosen = op.groups_chosen;
-  routing.softmax = softmax;
-  routing.renormalize = op.weighting == kSigmoidRenormalized || (softmax && op.weighting != kSoftmaxAll);
-  routing.scale = op.scale;
-  routing.chosen = w_.chosen.as<int32_t>();
-  routing.weights = w_.chosen_weight.as<float>();
-  launch_sigmoid_routing(routing, at_);
-}
-
-void StepLauncher::route_top_k() {
-  // Softmax over all, renormalized over the chosen, is softmax over the chosen.
-  launch_route_top_k(w_.scores.as<float>(), plan_.rows, spec_.experts, spec_.experts_per_token,
-                     plan_.softmax_over_all, w_.chosen.as<int32_t>(), w_.chosen_weight.as<float>(), at_);
-}
-
-GemvExperts StepLauncher::gemv_experts(const Experts& op) const {
-  GemvExperts experts;
-  experts.gate = own(*op.gate.weight).packed;
-  experts.up = own(*op.up.weight).packed;
-  experts.down = own(*op.down.weight).packed;
-  experts.gate_bias = vector_of(op.gate.bias);
-  experts.up_bias = vector_of(op.up.bias);
-  experts.down_bias = vector_of(op.down.bias);
-  experts.scores = w_.scores.as<const float>();
-  experts.tokens = static_cast<int32_t>(plan_.rows);
-  experts.experts = spec_.experts;
-  experts.k = spec_.experts_per_token;
-  experts.softmax_over_all = plan_.softmax_over_all;
-  experts.activation = {op.activation == millrace::Activation::kClampedSwiglu, op.alpha, op.limit};
-  experts.x_bf16 = w_.x_bf16.as<const uint16_t>();
-  experts.act = w_.gate.as<float>();
-  experts.residual = w_.residual.as<float>();
-  return experts;
-}
-
-// Rows of x, each of `copies` pairs, into the groups' order.
-void StepLauncher::round_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w) {
-  const ExpertGroups groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device);
-  RoundRows round;
-  round.x = x.as<const float>();
-  round.sorted_rows = groups.sorted_rows;
-  round.copies = copies;
-  round.rows = pairs() / copies;
-  round.cols = w.cols;
-  round.weights = w.format;
-  round.to = {w_.bf16_rows.as<uint8_t>()};
-  launch_round_rows(round, at_);
-}
-
-void StepLauncher::grouped_gate_up(const Experts& op) {
-  if (op.weigh_input) {
-    round_pairs(w_.down, 1, own(*op.gate.weight).packed);
-  } else {
-    round_pairs(w_.normed, spec_.experts_per_token, own(*op.gate.weight).packed);
-  }
-  GroupedGemm gemm;
-  gemm.experts = spec_.experts;
-  gemm.gate = own(*op.gate.weight).packed;
-  gemm.up = own(*op.up.weight).packed;
-  gemm.gate_bias = vector_of(op.gate.bias);
-  gemm.up_bias = vector_of(op.up.bias);
-  gemm.activation = {op.activation == millrace::Activation::kClampedSwiglu, op.alpha, op.limit};
-  gemm.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device);
-  gemm.x = {w_.bf16_rows.as<uint8_t>()};
-  gemm.out = w_.gate.as<float>();
-  if (rounds_act(op)) {
-    gemm.act = {w_.act_rows.as<uint8_t>()};
-    gemm.act_weights = own(*op.down.weight).packed.format;
-  }
-  launch_grouped_gemm(gemm, at_);
-}
-
-bool StepLauncher::fuses_gate_up(const Experts& op) const {
-  const PackedFormat gate = own(*op.gate.weight).packed.format;
-  return gate != PackedFormat::kNone && gate == own(*op.up.weight).packed.format && !is_gelu(op.activation);
-}
-
-// Whether gate and up leave their activations as down's operand.
-bool StepLauncher::rounds_act(const Experts& op) const {
-  return at_.device.has_wgmma() && fuses_gate_up(op) &&
-         own(*op.down.weight).packed.format != PackedFormat::kNone;
-}
-
-// out[pair] = the pair's expert . row of x, x in the groups' order.
-void StepLauncher::grouped_linear(const Linear& op, const Bf16Rows& x, const DeviceBuffer& out) {
-  const CudaWeight& weight = own(*op.weight);
-  GroupedGemm gemm;
-  gemm.experts = spec_.experts;
-  gemm.gate = weight.packed;
-  gemm.gate_bias = vector_of(op.bias);
-  gemm.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device);
-  gemm.x = x;
-  gemm.out = out.as<float>();
-  launch_grouped_gemm(gemm, at_);
-}
-
-void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide,
-                                 const DeviceBuffer& out) {
-  const CudaWeight& weight = own(*op.weight);
-  if (weight.packed.format == PackedFormat::kNone) {
-    return launch_expert_linear(weight.matrix, vector_of(op.bias), x.as<float>(), divide,
-                                w_.chosen.as<int32_t>(), pairs(), out.as<float>(), at_);
-  }
-  round_pairs(x, divide, weight.packed);
-  grouped_linear(op, {w_.bf16_rows.as<uint8_t>()}, out);
-}
-
-void StepLauncher::check_experts(const Experts& op) const {
-  for (const auto& [linear, rows, cols] : {std::tuple{&op.gate, spec_.expert_ffn, spec_.hidden},
-                                           {&op.up, spec_.expert_ffn, spec_.hidden},
-                                           {&op.down, spec_.hidden, spec_.expert_ffn}}) {
-    MILLRACE_CHECK(linear->weight->rows == rows && linear->weight->cols == cols);
-    MILLRACE_CHECK(linear->weight->experts == spec_.experts ||
-                   (plan_.chosen && linear->weight->experts < spec_.experts));  // KeepExpertsOp
-  }
-}
-
-// residual += sigmoid(mix n) * down(act(gate n) * (up n)): of n what route() left in `normed`.
-void StepLauncher::shared_expert_add(const Experts& op) {
-  const Experts::Shared& shared = op.shared;
-  const Rows rows{w_.normed.as<float>(), plan_.rows, spec_.hidden, nullptr, nullptr, nullptr};
-  gate_up(rows, shared.gate, shared.up, op.activation);
-  const Rows inner{w_.gate.as<float>(), plan_.rows, shared.up.weight->rows, nullptr, nullptr, nullptr};
-  const bool mixed = shared.mix.weight != nullptr;
-  const Target down{shared.down, (mixed ? w_.down : w_.residual).as<float>(), spec_.hidden};
-  linears(inner, {&down, 1}, !mixed);
-  if (!mixed) return;
-  const Target mix{shared.mix, w_.mix.as<float>(), 1};
-  linears(rows, {&mix, 1}, false);
-  launch_add_mixed(w_.mix.as<const float>(), w_.down.as<const float>(), plan_.rows, spec_.hidden,
-                   w_.residual.as<float>(), at_);
-}
-
-void StepLauncher::operator()(const ChooseOp&) {
-  if (!plan_.chosen) route_top_k();
-}
-
-void StepLauncher::operator()(const KeepExpertsOp& op) {
-  launch_keep_experts(op.local, op.count, pairs(), w_.chosen.as<int32_t>(), w_.chosen_weight.as<float>(),
-                      at_);
-}
-
-void StepLauncher::operator()(const AddRowsOp&) {
-  RowNorm add;
-  add.kind = NormKind::kNone;
-  add.x = plan_.rows_in;
-  add.rows = plan_.rows;
-  add.size = spec_.hidden;
-  add.y = w_.residual.as<float>();
-  add.add = true;
-  launch_row_norm(add, at_);
-}
-
-void StepLauncher::operator()(const Experts& op) {
-  if (op.shared.up.weight != nullptr) shared_expert_add(op);
-  if (op.up.weight == nullptr) return;  // another device has them
-  check_experts(op);
-  if (plan_.rows <= kMaxGemvRows && !plan_.chosen && !op.weigh_input && !is_gelu(op.activation)) {
-    const GemvExperts gemv = gemv_experts(op);
-    if (supports_gemv_experts(gemv, at_.device)) return launch_gemv_experts(gemv, at_);
-  }
-  if (!plan_.chosen) route_top_k();
-  launch_group_experts(w_.chosen.as<int32_t>(), pairs(), spec_.experts,
-                       expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device), at_);
-  if (op.weigh_input) {  // into `down`, which nobody needs before the inputs are used up
-    launch_weigh_inputs(w_.normed.as<const float>(), pairs(), spec_.experts_per_token, spec_.hidden,
-                        w_.chosen_weight.as<float>(), w_.down.as<float>(), at_);
-  }
-  if (fuses_gate_up(op)) {
-    grouped_gate_up(op);
-  } else {
-    const DeviceBuffer& x = op.weigh_input ? w_.down : w_.normed;
-    const int32_t divide = op.weigh_input ? 1 : spec_.experts_per_token;
-    expert_linear(op.gate, x, divide, w_.gate);
-    expert_linear(op.up, x, divide, w_.up);
-    const int64_t size = pairs() * spec_.expert_ffn;
-    if (is_gelu(op.activation)) {
-      activate(op.activation, size, w_.gate.as<float>(), w_.up.as<float>());
-    } else {
-      const Activation activation{op.activation == millrace::Activation::kClampedSwiglu, op.alpha, op.limit};
-      launch_activate(activation, size, w_.gate.as<float>(), w_.up.as<float>(), at_);
-    }
-  }
-  if (rounds_act(op)) {
-    grouped_linear(op.down, {w_.act_rows.as<uint8_t>()}, w_.down);
-  } else {
-    expert_linear(op.down, w_.gate, 1, w_.down);
-  }
-  launch_combine_experts(w_.down.as<float>(), w_.chosen_weight.as<float>(), plan_.rows,
-                         spec_.experts_per_token, spec_.hidden, w_.residual.as<float>(), at_);
 }
 
 }  // namespace millrace::cuda

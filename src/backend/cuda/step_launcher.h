@@ -14,6 +14,7 @@
 #include "backend/cuda/workspace.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/linear/state_rows.h"
 #include "kernels/cuda/linear/state_scan.h"
 #include "kernels/cuda/moe/moe.h"
 
@@ -25,7 +26,8 @@ class StepLauncher {
   StepLauncher(const ExecutorSpec& spec, const Workspace& workspace, const Launch& at);
 
   // The index of a table of rotary angles, uploaded at the first sight of these values.
-  size_t angle_table(std::span<const float> inv_freq, float magnitude);
+  // axes: which of three positions turns a pair, where a step has them (Batch::rope_positions).
+  size_t angle_table(std::span<const float> inv_freq, float magnitude, std::span<const uint8_t> axes);
   const float* inv_freq(size_t table) const { return angle_tables_[table].inv_freq.as<const float>(); }
 
   // The norm of the residual stream's `rows` rows, [rows, hidden], on the device until the next launch.
@@ -61,6 +63,10 @@ class StepLauncher {
   void operator()(const Ffn& op);
   void operator()(const Route& op);
   void operator()(const Experts& op);
+  // Gemma 4, images (step_inputs.cpp).
+  void operator()(const LayerInputs& op);
+  void operator()(const EndLayer& op);
+  void operator()(const GivenOp& op);
   void operator()(const NormResidualOp& op) { norm_rows(op.norm, plan_.rows, spec_.hidden, w_.residual); }
   void operator()(const Logits& op);
   void operator()(const ArgmaxOp& op);
@@ -71,6 +77,7 @@ class StepLauncher {
   // Layers with a state (state_launcher.cpp).
   void operator()(const NormMix& op);
   void operator()(const StateMix& op);
+  void multiply_behind(const NormMix& op, const PlaceRows& place, std::span<const Target> targets);
   template <class Op>
   void visit(const Op& op) {
     (*this)(op);
@@ -87,7 +94,7 @@ class StepLauncher {
   // Rows of the table, as they are in the residual stream or `out`: out[t, :] = scale * table[indices[t], :].
   void look_up(const Weight& table, const int32_t* indices, float scale, const DeviceBuffer& out);
   void norm_rows(const Norm& op, int64_t rows, int64_t size, const DeviceBuffer& values);  // in place
-  void norm_heads(const Norm& op, int32_t heads, bool whole, const DeviceBuffer& values);
+  void norm_heads(const Norm& op, int64_t heads, int64_t dim, bool whole, const DeviceBuffer& values);
   // residual += scale * norm_after(linear(x)), x [rows, cols].
   void linear_add(const Linear& op, const float* x, int64_t cols, const Norm& norm_after, float scale);
   // The activation of gate (and up, or null), of `size` values.
@@ -95,9 +102,12 @@ class StepLauncher {
   // Down of act(gate n) * up n, n = norm(x) or x: into w_.gate, [rows, what down multiplies].
   void gate_up(const Rows& rows, const Linear& gate, const Linear& up, millrace::Activation activation);
   void shared_expert_add(const Experts& op);
+  void normed_experts_add(const Experts& op);
+  void run_experts(const Experts& op, const DeviceBuffer& to);
   bool uses_paged_attention(const Attend& op) const {
-    return paged_attention_ && op.softcap == 0.0f && op.chunk == 0 && !op.bidirectional;
+    return kinds_of(op.layer).paged && op.softcap == 0.0f && op.chunk == 0 && !op.bidirectional;
   }
+  bool gated_epilogue(const Experts& op) const;
   // Whether the experts' first product has the activation in its epilogue, of both matrices at once.
   bool fuses_gate_up(const Experts& op) const;
   void choose(const Route& op);  // where the weights are no softmax of the scores
@@ -115,10 +125,17 @@ class StepLauncher {
   void expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide, const DeviceBuffer& out);
   void round_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w);
   int64_t pairs() const { return plan_.rows * spec_.experts_per_token; }
+  int32_t head_dim_of(int layer) const {
+    return spec_.head_dim_of(spec_.layers[static_cast<size_t>(layer)].group);
+  }
+  int32_t kv_heads_of(int layer) const {
+    return spec_.kv_heads_of(spec_.layers[static_cast<size_t>(layer)].group);
+  }
   LayerCache cache_of(int layer) const;
   StatePool state_pool_of(int layer) const;
   StateSequences state_sequences() const;
   void attend(const Attend& op);
+  void attend_both_ways(const Attend& op);
   // Latent attention (step_latent.cpp).
   bool is_latent() const { return spec_.latent.rank > 0; }
   void latent_attention(const Attend& op);
@@ -130,12 +147,21 @@ class StepLauncher {
   const ExecutorSpec& spec_;
   const Workspace& w_;
   const Launch at_;
-  const bool paged_attention_, tile_attention_, latent_wgmma_;
+  const bool latent_wgmma_;
+  // Which kernels attend in a group of layers: its heads decide.
+  struct AttentionKinds {
+    bool paged = false, tiled = false;
+  };
+  std::vector<AttentionKinds> attention_kinds_;  // [groups]
+  AttentionKinds kinds_of(int layer) const {
+    return attention_kinds_[static_cast<size_t>(spec_.layers[static_cast<size_t>(layer)].group)];
+  }
 
   struct AngleTable {
     std::vector<float> values;
+    std::vector<uint8_t> axes;
     float magnitude = 1.0f;
-    DeviceBuffer inv_freq;
+    DeviceBuffer inv_freq, device_axes;
     DeviceBuffer angles;  // [max_tokens, half] cos and sin, of the step's positions
   };
   std::deque<AngleTable> angle_tables_;  // a model has one or two

@@ -33,14 +33,21 @@ struct Sizes {  // bytes
     if (spec.state.present()) {
       mix = rows * static_cast<size_t>(spec.state.mix_cols()) * 4;
       convolved = rows * static_cast<size_t>(spec.state.channels()) * 4;
-      decays = rows * static_cast<size_t>(spec.state.value_heads) * 4;
-      projected = (rows * static_cast<size_t>(spec.state.projected) + 4 * kProductAlignment) * 4;
+      decays = rows * static_cast<size_t>(spec.state.steps()) * 4;
+      projected = (rows * static_cast<size_t>(spec.state.projected) + kStateProducts * kProductAlignment) * 4;
     }
     if (spec.gated_attention) {
       projected = std::max(projected, 2 * query);
       attention_gate = query;
     }
-    key = rows * static_cast<size_t>(spec.kv_heads) * static_cast<size_t>(spec.head_dim) * 4;
+    size_t kv_cols = static_cast<size_t>(spec.kv_heads) * static_cast<size_t>(spec.head_dim);
+    for (int g = 0; g < static_cast<int>(spec.kv_groups.size()); ++g) {
+      kv_cols = std::max(kv_cols,
+                         static_cast<size_t>(spec.kv_heads_of(g)) * static_cast<size_t>(spec.head_dim_of(g)));
+    }
+    key = rows * kv_cols * 4;
+    layer_inputs = rows * spec.layers.size() * static_cast<size_t>(spec.layer_input) * 4;
+    expert_sum = spec.expert_norms ? hidden : 0;
     gate = std::max(rows * static_cast<size_t>(spec.ffn), pairs * static_cast<size_t>(spec.expert_ffn)) * 4;
     down = pairs * static_cast<size_t>(spec.hidden) * 4;
     scores = rows * static_cast<size_t>(spec.experts) * 4;
@@ -56,7 +63,8 @@ struct Sizes {  // bytes
         int64_t{kWgmmaRows} * std::min<int64_t>(static_cast<int64_t>(pairs), spec.experts);
     bf16_rows = std::max(
         {bf16_rows_bytes(spec.max_tokens, static_cast<int64_t>(std::max(query_cols, value_cols)), device),
-         bf16_rows_bytes(spec.max_tokens, std::max({spec.hidden, spec.ffn, spec.latent.q_rank}), device),
+         bf16_rows_bytes(spec.max_tokens,
+                         std::max({spec.hidden, spec.ffn, spec.latent.q_rank, spec.layer_input}), device),
          bf16_rows_bytes(spec.max_logit_rows, spec.hidden, device),
          bf16_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn), device)});
     split = split_workspace_bytes(device);
@@ -68,28 +76,37 @@ struct Sizes {  // bytes
         partial = std::min(2 * kMaxPartialBytes,  // heads share what is read: more of them for the same rows
                            latent_partial_bytes(spec.max_tokens, spec.heads, splits, spec.latent.rank));
       }
-    } else if (supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
-      partial = partial_bytes_for(spec.max_tokens, spec.max_context, spec.kv_heads, spec.head_dim);
-      arrived = rows * static_cast<size_t>(spec.kv_heads) * 4;
-    } else if (supports_tile_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
-      const int32_t splits = max_splits_for(spec.max_context, 0);
-      if (splits > 1) {
-        partial = std::min(kMaxPartialBytes,
-                           tile_attention_partial_bytes(spec.max_tokens, spec.heads, splits, spec.head_dim));
+    } else {
+      for (int g = 0; g < static_cast<int>(spec.kv_groups.size()); ++g) {
+        if (!spec.kv_groups[static_cast<size_t>(g)].state) attention_splits_of(spec, g, device);
       }
     }
     candidates = argmax_candidates_bytes(spec.max_logit_rows);
     sample_details = logit_rows * sizeof(SampleDetails);
     per_token = rows * 4;
   }
+  // What attention of a group's layers needs for splits.
+  void attention_splits_of(const ExecutorSpec& spec, int group, const Device& device) {
+    const int32_t kv_heads = spec.kv_heads_of(group), dim = spec.head_dim_of(group);
+    if (supports_paged_attention(spec.kv_type, spec.heads, kv_heads, dim, device)) {
+      partial = std::max(partial, partial_bytes_for(spec.max_tokens, spec.max_context, kv_heads, dim));
+      arrived = std::max(arrived, static_cast<size_t>(spec.max_tokens) * static_cast<size_t>(kv_heads) * 4);
+    } else if (supports_tile_attention(spec.kv_type, spec.heads, kv_heads, dim, device)) {
+      const int32_t splits = max_splits_for(spec.max_context, 0);
+      if (splits <= 1) return;
+      partial = std::max(partial, std::min(kMaxPartialBytes, tile_attention_partial_bytes(
+                                                                 spec.max_tokens, spec.heads, splits, dim)));
+    }
+  }
   size_t total() const {
     return 2 * hidden + query + attention + 2 * key + 2 * gate + down + scores + 2 * chosen +
            normed_logit_rows + logits + best + x_bf16 + moe_sync + bf16_rows + split + act_rows + groups +
            partial + arrived + candidates + sample_details + 2 * per_token + projected + mix + convolved +
-           2 * decays + attention_gate + compressed + low_rank;
+           2 * decays + attention_gate + compressed + low_rank + 3 * layer_inputs + 2 * expert_sum;
   }
   size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, x_bf16, moe_sync,
       bf16_rows, split, act_rows, groups, partial = 0, arrived = 0, candidates, sample_details, per_token;
+  size_t layer_inputs, expert_sum;
   size_t attention, projected = 0, mix = 0, convolved = 0, decays = 0, attention_gate = 0, compressed,
                     low_rank;
 };
@@ -140,6 +157,11 @@ Workspace::Workspace(const ExecutorSpec& spec, const Launch& at) {
   attention_gate = memory(sizes.attention_gate);
   compressed = memory(sizes.compressed);
   low_rank = memory(sizes.low_rank);
+  layer_inputs = memory(sizes.layer_inputs);
+  layer_table = memory(sizes.layer_inputs);
+  layer_products = memory(sizes.layer_inputs);
+  shared_sum = memory(sizes.expert_sum);
+  expert_sum = memory(sizes.expert_sum);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const auto blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     pools.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks, "the KV cache");

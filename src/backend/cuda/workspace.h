@@ -10,6 +10,7 @@ namespace millrace::cuda {
 
 // Products of a layer with a state begin at multiples of so many floats in Workspace::projected.
 inline constexpr int64_t kProductAlignment = 64;
+inline constexpr size_t kStateProducts = 8;  // of one layer, at most
 
 struct Workspace {
   // Zeros where kernels count on them, in order on the stream that steps run on.
@@ -40,8 +41,12 @@ struct Workspace {
   DeviceBuffer convolved;       // [tokens, channels]
   DeviceBuffer decays, betas;   // [tokens, value heads]
   DeviceBuffer attention_gate;  // [tokens, heads, head_dim]
-  // Per group: [blocks][layers][key, value][kv_heads][16 x head_dim]; of a state group [blocks][layers] of
-  // StateBlock.
+  // Gemma 4: inputs of layers [layers][tokens, size], and what they are made of, [tokens, layers * size]
+  // each; what the shared expert and the others add up to, [tokens, hidden] each.
+  DeviceBuffer layer_inputs, layer_table, layer_products;
+  DeviceBuffer shared_sum, expert_sum;
+  // Per group: [blocks][layers][key, value][kv_heads][16 x head_dim], of the group's own heads; of a state
+  // group [blocks][layers] of StateBlock.
   std::vector<DeviceBuffer> pools;
 };
 
