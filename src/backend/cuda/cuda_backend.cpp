@@ -47,8 +47,6 @@ class CudaBackend final : public Backend {
   bool gives_hidden_states() const override { return true; }
   OpFeatures lacks() const override {
     OpFeatures missing;
-    missing.add(OpFeature::kChannelDecay);
-    missing.add(OpFeature::kTokenShift);
     missing.add(OpFeature::kSparse);
     missing.add(OpFeature::kIndexer);
     if (std::getenv("MILLRACE_CUDA_UNPROVEN") != nullptr) return missing;
