@@ -50,11 +50,8 @@ class CudaBackend final : public Backend {
     missing.add(OpFeature::kSparse);
     missing.add(OpFeature::kIndexer);
     if (std::getenv("MILLRACE_CUDA_UNPROVEN") != nullptr) return missing;
-    // Written, and their kernels compared with torch; whole models were not compared on a GPU yet.
-    missing.add(OpFeature::kLatent);
+    // Written, and their kernels compared with torch; whole models with adapters have not run on a GPU yet.
     missing.add(OpFeature::kAdapters);
-    missing.add(OpFeature::kGatedAttention);
-    missing.add(OpFeature::kState);
     return missing;
   }
   std::optional<double> measure_read_bandwidth() override {
