@@ -26,7 +26,10 @@ Event last_event(Engine& engine, const Request& request) {
   return stream.next().value_or(Event{});
 }
 
-void compare(Engine& engine, const nlohmann::json& golden, double allowed = 1e-4) {
+// Allowed: of each pair's scores, where `each`; else of all scores of the model together. A score by itself
+// may be next to nothing, and a device that rounds is off by a part of what the others are.
+void compare(Engine& engine, const nlohmann::json& golden, double allowed = 1e-4, bool each = true) {
+  std::vector<float> found, expected;
   EXPECT_EQ(engine.model().labels, golden.at("labels"));
   EXPECT_EQ(engine.model().score_sigmoid, golden.at("sigmoid") && golden.at("labels") == 1);
   for (const nlohmann::json& pair : golden.at("pairs")) {
@@ -34,8 +37,14 @@ void compare(Engine& engine, const nlohmann::json& golden, double allowed = 1e-4
     request.second_text = pair.at("second");
     const Event event = last_event(engine, request);
     ASSERT_EQ(event.finish, FinishReason::kEmbedded) << event.error;
-    EXPECT_LT(golden::relative_error(event.embedding, pair.at("scores").get<std::vector<float>>()), allowed);
+    const auto scores = pair.at("scores").get<std::vector<float>>();
+    if (each) {
+      EXPECT_LT(golden::relative_error(event.embedding, scores), allowed);
+    }
+    found.insert(found.end(), event.embedding.begin(), event.embedding.end());
+    expected.insert(expected.end(), scores.begin(), scores.end());
   }
+  EXPECT_LT(golden::relative_error(found, expected), allowed);
 }
 
 TEST(Classifier, PairsAgreeWithTransformers) {
@@ -47,9 +56,10 @@ TEST(Classifier, PairsAgreeWithTransformers) {
       SCOPED_TRACE(path);
       compare(*open(path, "reference"), golden);
       compare(*open(path, "cpu"), golden);
-      // A GPU rounds the inputs of products with 16-bit weights.
+      // golden_test.cpp's bound for a GPU, which rounds the inputs of products with 16-bit weights: of three
+      // layers. BERT without types of tokens would be off by half.
       for (const std::string& device : golden::device_names()) {
-        if (device != "cpu") compare(*open(path, device), golden, 2e-2);
+        if (device != "cpu") compare(*open(path, device), golden, 3 * 0.0025 * 4, /*each=*/false);
       }
     }
   }

@@ -72,7 +72,7 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
     covered += s.num_tokens;
     if (s.num_tokens == 0) continue;
     sequences_.push_back({&s, {}});
-    single_tokens_ = single_tokens_ && s.num_tokens == 1 && batch.given.empty();
+    single_tokens_ = single_tokens_ && s.num_tokens == 1 && batch.given.empty() && !s.both_ways;
     if (s.both_ways) both_ways_.push_back({s.first_row, s.num_tokens});
     adapted_ = adapted_ || (batch.adapters != nullptr && s.adapter >= 0);
     last_position_ = std::max(last_position_, length_after(s) - 1);

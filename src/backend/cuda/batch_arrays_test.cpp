@@ -166,5 +166,47 @@ TEST(BatchArraysDeathTest, RefusesAMissingBlockForANewToken) {
   EXPECT_DEATH(BatchArrays(two.batch, two_groups()), "first_held");
 }
 
+// Rows of an image see one another, each image by itself; a step with some is none of single tokens, whose
+// kernels rotate while others read.
+TEST(BatchArrays, RowsOfImagesAreRanges) {
+  TwoSequences two;
+  const std::vector<float> values(4);
+  std::vector<GivenRow> given;
+  for (int32_t row = 2; row < 5; ++row) given.push_back({row, values.data(), 0});
+  two.slices[1].both_ways = true;
+  two.batch.given = given;
+  const BatchArrays arrays(two.batch, two_groups());
+  ASSERT_EQ(arrays.both_ways().size(), 1u);
+  EXPECT_EQ(arrays.both_ways()[0].first, 2);
+  EXPECT_EQ(arrays.both_ways()[0].count, 3);
+
+  const std::vector<int32_t> token{10};
+  const std::vector<SequenceSlice> slice{{0, 1, 0, two.slices[0].tables}};
+  const Batch alone{token, slice, {}};
+  EXPECT_TRUE(BatchArrays(alone, two_groups()).single_tokens());
+  Batch image = alone;
+  given = {{0, values.data(), 0}};
+  image.given = given;
+  EXPECT_FALSE(BatchArrays(image, two_groups()).single_tokens());
+}
+
+// Where groups differ in their heads a chunk is what the kernel of each takes.
+TEST(BatchArrays, ChunksFitEveryGroup) {
+  ExecutorSpec spec = two_groups();
+  spec.max_tokens = 64;
+  spec.heads = 8;
+  spec.kv_heads = 4;
+  spec.head_dim = 128;
+  std::vector<int32_t> tokens(64), table(4), window(4);
+  std::iota(table.begin(), table.end(), 0);
+  std::iota(window.begin(), window.end(), 0);
+  const std::vector<SequenceSlice> slices{{0, 64, 0, {table.data(), window.data()}}};
+  const Batch batch{tokens, slices, {}};
+  EXPECT_EQ(BatchArrays(batch, spec).num_chunks(), 1);  // of 64 tokens: two heads of each key
+  spec.kv_groups[1].kv_heads = 1;
+  spec.kv_groups[1].head_dim = 64;
+  EXPECT_EQ(BatchArrays(batch, spec).num_chunks(), 3);  // of 24
+}
+
 }  // namespace
 }  // namespace millrace::cuda

@@ -47,16 +47,11 @@ class CudaBackend final : public Backend {
   bool gives_hidden_states() const override { return true; }
   OpFeatures lacks() const override {
     OpFeatures missing;
-    missing.add(OpFeature::kChannelDecay);
-    missing.add(OpFeature::kTokenShift);
     missing.add(OpFeature::kSparse);
     missing.add(OpFeature::kIndexer);
     if (std::getenv("MILLRACE_CUDA_UNPROVEN") != nullptr) return missing;
-    // Written, and their kernels compared with torch; whole models were not compared on a GPU yet.
-    missing.add(OpFeature::kLatent);
+    // Written, and their kernels compared with torch; whole models with adapters have not run on a GPU yet.
     missing.add(OpFeature::kAdapters);
-    missing.add(OpFeature::kGatedAttention);
-    missing.add(OpFeature::kState);
     return missing;
   }
   std::optional<double> measure_read_bandwidth() override {

@@ -46,13 +46,13 @@ class TimingEvent {
 
 // In the order of StepOp's alternatives.
 Operation operation_of(const StepOp& op) {
-  constexpr Operation kOperations[] = {Operation::kEmbed,   Operation::kNormQkv, Operation::kRopeAppend,
-                                       Operation::kAttend,  Operation::kProject, Operation::kFfn,
-                                       Operation::kRoute,   Operation::kExperts, Operation::kNormQkv,
-                                       Operation::kLogits,  Operation::kPick,    Operation::kPick,
-                                       Operation::kRoute,   Operation::kExperts, Operation::kExperts,
-                                       Operation::kNormQkv, Operation::kAttend,  Operation::kNormQkv,
-                                       Operation::kEmbed,   Operation::kFfn,     Operation::kEmbed};
+  constexpr Operation kOperations[] = {
+      Operation::kEmbed,   Operation::kNormQkv, Operation::kRopeAppend, Operation::kAttend,
+      Operation::kProject, Operation::kFfn,     Operation::kRoute,      Operation::kExperts,
+      Operation::kNormQkv, Operation::kLogits,  Operation::kPick,       Operation::kPick,
+      Operation::kRoute,   Operation::kExperts, Operation::kExperts,    Operation::kNormQkv,
+      Operation::kAttend,  Operation::kNormQkv, Operation::kEmbed,      Operation::kFfn,
+      Operation::kEmbed,   Operation::kAttend,  Operation::kFfn};
   static_assert(std::size(kOperations) == std::variant_size_v<StepOp>);
   return kOperations[op.index()];
 }
@@ -88,6 +88,8 @@ class CudaExecutor final : public Executor, public MixedPart {
   void attend(const Attend& op) override;
   void norm_mix(const NormMix& op) override { ops_.emplace_back(op); }
   void mix(const StateMix& op) override { ops_.emplace_back(op); }
+  void time_mix(const TimeMix& op) override { ops_.emplace_back(op); }
+  void channel_mix_add(const ChannelMix& op) override { ops_.emplace_back(op); }
   void project_add(const Projection& op) override { ops_.emplace_back(op); }
   void ffn_add(const Ffn& op) override { ops_.emplace_back(op); }
   void route(const Route& op) override;

@@ -6,6 +6,7 @@
 
 #include "backend/cuda/step_launcher.h"
 #include "base/check.h"
+#include "kernels/cuda/linear/replayed_scan.h"
 #include "kernels/cuda/linear/short_conv.h"
 #include "kernels/cuda/linear/state_rows.h"
 #include "kernels/cuda/linear/state_scan.h"
@@ -122,7 +123,24 @@ void StepLauncher::operator()(const StateMix& op) {
     conv.gate = mix + s.gate_at();
     conv.gate_stride = s.mix_cols();
   }
-  launch_short_conv(conv, at_);
+  if (op.conv_keys != nullptr) {  // queries, keys and values, each with a matrix of its own
+    MILLRACE_CHECK(!convolution && op.conv_bias == nullptr && !s.values_first);
+    const auto part = [&](const Weight* weight, int64_t first, int64_t channels) {
+      ShortConv of = conv;
+      of.x += first;
+      of.out += first;
+      of.out_stride = s.channels();
+      of.pool.at.inputs += first;
+      of.weight = state_vector(weight);
+      of.channels = channels;
+      launch_short_conv(of, at_);
+    };
+    part(op.conv, s.query_at(), s.keys());
+    part(op.conv_keys, s.key_at(), s.keys());
+    part(op.conv_values, s.value_at(), s.values());
+  } else {
+    launch_short_conv(conv, at_);
+  }
   if (convolution) return;
 
   PrepareRows prepare;
@@ -140,8 +158,13 @@ void StepLauncher::operator()(const StateMix& op) {
   prepare.positions = in_batch(batch_->positions());
   prepare.pool = conv.pool;
   prepare.rows = plan_.rows;
+  MILLRACE_CHECK(delta || !s.channel_decay);
   launch_prepare_rows(prepare, at_);
 
+  if (s.channel_decay) {
+    channel_scan(conv);
+    return finish_state(op);
+  }
   StateScan scan;
   scan.q = w_.convolved.as<const float>() + s.query_at();
   scan.k = w_.convolved.as<const float>() + s.key_at();
@@ -165,16 +188,44 @@ void StepLauncher::operator()(const StateMix& op) {
   } else {
     launch_selective_scan(scan, at_);
   }
+  finish_state(op);
+}
 
+// The delta rule with a decay of each row of the state; conv: whose sequences and pool they are.
+void StepLauncher::channel_scan(const ShortConv& conv) {
+  const StateShape& s = spec_.state;
+  ReplayedScan scan;
+  scan.q = w_.convolved.as<const float>() + s.query_at();
+  scan.k = w_.convolved.as<const float>() + s.key_at();
+  scan.v = w_.convolved.as<const float>() + s.value_at();
+  scan.q_stride = scan.k_stride = scan.v_stride = s.channels();
+  scan.decays = w_.decays.as<const float>();
+  scan.betas = w_.betas.as<const float>();
+  scan.scale = 1.0f / std::sqrt(static_cast<float>(s.key_dim));
+  scan.out = w_.attention.as<float>();
+  scan.key_heads = s.key_heads;
+  scan.heads = s.value_heads;
+  scan.key_dim = s.key_dim;
+  scan.value_dim = s.value_dim;
+  scan.tiled = s.tiled;
+  scan.sequences = conv.sequences;
+  scan.pool = conv.pool;
+  launch_replayed_scan(scan, at_);
+}
+
+void StepLauncher::finish_state(const StateMix& op) {
+  const StateShape& s = spec_.state;
+  const bool delta = op.kind == StateMix::Kind::kGatedDelta;
   FinishRows finish;
   finish.y = w_.attention.as<float>();
-  finish.gate = mix + s.gate_at();
+  finish.gate = w_.state_mix.as<const float>() + s.gate_at();
   finish.gate_stride = s.mix_cols();
   finish.rows = plan_.rows;
   finish.columns = s.values();
   finish.norm = state_vector(op.norm.weight);
   finish.each_column = !delta;
   finish.norm_before_gate = delta || op.norm_before_gate;
+  finish.gate_sigmoid = op.gate_sigmoid;
   finish.eps = op.norm.eps;
   finish.size = delta ? s.value_dim : op.norm_size > 0 ? op.norm_size : static_cast<int32_t>(s.values());
   MILLRACE_CHECK(finish.columns % finish.size == 0);

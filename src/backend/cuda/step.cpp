@@ -161,6 +161,24 @@ class Signature {
     add(op.norm_after);
     add(op.scale);
   }
+  void operator()(const TimeMix& op) {
+    add(static_cast<uint64_t>(op.layer) << 1 | uint64_t{op.first});
+    add(op.norm);
+    for (const Weight* weight : {op.shift, op.k_k, op.k_a, op.r_k}) add(weight);
+    for (const Linear* linear : {&op.r, &op.k, &op.v}) add(*linear);
+    for (const TimeMix::LowRankProduct* product : {&op.decay, &op.rate, &op.value, &op.gate}) {
+      add(product->down);
+      add(product->up);
+    }
+    add(op.head_norm);
+  }
+  void operator()(const ChannelMix& op) {
+    add(static_cast<uint64_t>(op.layer));
+    add(op.norm);
+    add(op.shift);
+    add(op.key);
+    add(op.value);
+  }
   void operator()(const GivenOp& op) { add(static_cast<uint64_t>(op.layer + 1)); }
   void operator()(const ArgmaxOp&) {}
   void operator()(const SampleOp&) {}

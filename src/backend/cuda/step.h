@@ -38,7 +38,7 @@ struct SampleOp {};  // the rows' parameters lie in a buffer of the executor's
 
 using StepOp = std::variant<Embed, NormQkv, RopeOp, Attend, Projection, Ffn, Route, Experts, NormResidualOp,
                             Logits, ArgmaxOp, SampleOp, ChooseOp, KeepExpertsOp, AddRowsOp, NormMix, StateMix,
-                            NormLatentQkv, LayerInputs, EndLayer, GivenOp>;
+                            NormLatentQkv, LayerInputs, EndLayer, GivenOp, TimeMix, ChannelMix>;
 
 // What the launches depend on beside the operations.
 struct StepPlan {

@@ -14,6 +14,7 @@
 #include "backend/cuda/workspace.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/linear/short_conv.h"
 #include "kernels/cuda/linear/state_rows.h"
 #include "kernels/cuda/linear/state_scan.h"
 #include "kernels/cuda/moe/moe.h"
@@ -77,6 +78,12 @@ class StepLauncher {
   // Layers with a state (state_launcher.cpp).
   void operator()(const NormMix& op);
   void operator()(const StateMix& op);
+  void channel_scan(const ShortConv& conv);
+  void finish_state(const StateMix& op);
+  // RWKV 7 (step_shift.cpp).
+  void operator()(const TimeMix& op);
+  void operator()(const ChannelMix& op);
+  void shift_rows(int layer, int64_t place, const float* by, bool keep);
   void multiply_behind(const NormMix& op, const PlaceRows& place, std::span<const Target> targets);
   template <class Op>
   void visit(const Op& op) {

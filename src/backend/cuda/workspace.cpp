@@ -30,12 +30,16 @@ struct Sizes {  // bytes
     query = rows * query_cols * 4;
     const size_t value_cols = spec.state.present() ? static_cast<size_t>(spec.state.values()) : 0;
     attention = rows * std::max(query_cols, value_cols) * 4;
-    if (spec.state.present()) {
+    if (spec.state.wkv7) {  // RWKV 7 has rows of its own
+      shifted = hidden;
+      projected = rows * static_cast<size_t>(spec.state.projected) * 4;
+    } else if (spec.state.present()) {
       mix = rows * static_cast<size_t>(spec.state.mix_cols()) * 4;
       convolved = rows * static_cast<size_t>(spec.state.channels()) * 4;
       decays = rows * static_cast<size_t>(spec.state.steps()) * 4;
       projected = (rows * static_cast<size_t>(spec.state.projected) + kStateProducts * kProductAlignment) * 4;
     }
+
     if (spec.gated_attention) {
       projected = std::max(projected, 2 * query);
       attention_gate = query;
@@ -64,7 +68,9 @@ struct Sizes {  // bytes
     bf16_rows = std::max(
         {bf16_rows_bytes(spec.max_tokens, static_cast<int64_t>(std::max(query_cols, value_cols)), device),
          bf16_rows_bytes(spec.max_tokens,
-                         std::max({spec.hidden, spec.ffn, spec.latent.q_rank, spec.layer_input}), device),
+                         std::max({spec.hidden, spec.ffn, spec.latent.q_rank, spec.layer_input,
+                                   spec.state.wkv7 ? spec.state.projected : 0}),
+                         device),
          bf16_rows_bytes(spec.max_logit_rows, spec.hidden, device),
          bf16_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn), device)});
     split = split_workspace_bytes(device);
@@ -102,11 +108,12 @@ struct Sizes {  // bytes
     return 2 * hidden + query + attention + 2 * key + 2 * gate + down + scores + 2 * chosen +
            normed_logit_rows + logits + best + x_bf16 + moe_sync + bf16_rows + split + act_rows + groups +
            partial + arrived + candidates + sample_details + 2 * per_token + projected + mix + convolved +
-           2 * decays + attention_gate + compressed + low_rank + 3 * layer_inputs + 2 * expert_sum;
+           2 * decays + attention_gate + compressed + low_rank + 3 * layer_inputs + 2 * expert_sum +
+           (2 + kTimeMixParts) * shifted;
   }
   size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, x_bf16, moe_sync,
       bf16_rows, split, act_rows, groups, partial = 0, arrived = 0, candidates, sample_details, per_token;
-  size_t layer_inputs, expert_sum;
+  size_t layer_inputs, expert_sum, shifted = 0;
   size_t attention, projected = 0, mix = 0, convolved = 0, decays = 0, attention_gate = 0, compressed,
                     low_rank;
 };
@@ -162,6 +169,9 @@ Workspace::Workspace(const ExecutorSpec& spec, const Launch& at) {
   layer_products = memory(sizes.layer_inputs);
   shared_sum = memory(sizes.expert_sum);
   expert_sum = memory(sizes.expert_sum);
+  shifted = memory(sizes.shifted);
+  first_values = memory(sizes.shifted);
+  time_mix = memory(kTimeMixParts * sizes.shifted);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const auto blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     pools.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks, "the KV cache");

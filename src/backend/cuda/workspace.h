@@ -11,6 +11,7 @@ namespace millrace::cuda {
 // Products of a layer with a state begin at multiples of so many floats in Workspace::projected.
 inline constexpr int64_t kProductAlignment = 64;
 inline constexpr size_t kStateProducts = 8;  // of one layer, at most
+inline constexpr int64_t kTimeMixParts = 7;  // r, k, v, decay, rate, mixed, gate
 
 struct Workspace {
   // Zeros where kernels count on them, in order on the stream that steps run on.
@@ -41,6 +42,9 @@ struct Workspace {
   DeviceBuffer convolved;       // [tokens, channels]
   DeviceBuffer decays, betas;   // [tokens, value heads]
   DeviceBuffer attention_gate;  // [tokens, heads, head_dim]
+  // RWKV 7: a shifted input, the first layer's values, and products of a layer one behind the other, [tokens,
+  // hidden] each.
+  DeviceBuffer shifted, first_values, time_mix;
   // Gemma 4: inputs of layers [layers][tokens, size], and what they are made of, [tokens, layers * size]
   // each; what the shared expert and the others add up to, [tokens, hidden] each.
   DeviceBuffer layer_inputs, layer_table, layer_products;
