@@ -50,8 +50,11 @@ class CudaBackend final : public Backend {
     missing.add(OpFeature::kSparse);
     missing.add(OpFeature::kIndexer);
     if (std::getenv("MILLRACE_CUDA_UNPROVEN") != nullptr) return missing;
-    // Written, and their kernels compared with torch; whole models with adapters have not run on a GPU yet.
+    // Written; whole models with them have not run on a GPU yet.
     missing.add(OpFeature::kAdapters);
+    missing.add(OpFeature::kImages);
+    missing.add(OpFeature::kChannelDecay);
+    missing.add(OpFeature::kTokenShift);
     return missing;
   }
   std::optional<double> measure_read_bandwidth() override {
