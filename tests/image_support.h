@@ -92,13 +92,9 @@ inline double worst_logprob(const Answer& answer, const nlohmann::json& prompt) 
   return worst;
 }
 
-// The CPU, and where MILLRACE_CUDA_UNPROVEN lets a GPU see, what MILLRACE_TEST_DEVICES names.
-inline std::vector<std::string> seeing_devices() {
-  if (std::getenv("MILLRACE_CUDA_UNPROVEN") == nullptr) return {"cpu"};
-  return golden::device_names();
-}
+// Devices besides the CPU that MILLRACE_TEST_DEVICES names.
 inline std::vector<std::string> further_devices() {
-  std::vector<std::string> names = seeing_devices();
+  std::vector<std::string> names = golden::device_names();
   names.erase(std::remove(names.begin(), names.end(), "cpu"), names.end());
   return names;
 }

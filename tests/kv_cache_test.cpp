@@ -207,17 +207,10 @@ std::vector<std::string> devices_under_test() {
   return devices;
 }
 
-// What a GPU does not do unasked (CudaBackend::lacks).
-bool gpu_refuses(const std::string& device, const std::string& model) {
-  return device.starts_with("cuda") && (model == "kimi-linear" || model == "rwkv7") &&
-         std::getenv("MILLRACE_CUDA_UNPROVEN") == nullptr;
-}
-
 TEST(KvCache, RejectedDraftsLeaveNoTraceInAState) {
   for (const std::string& device : devices_under_test()) {
     for (const char* model :
          {"qwen3next", "lfm2", "granitehybrid", "nemotron-h", "falcon-h1", "kimi-linear", "rwkv7"}) {
-      if (gpu_refuses(device, model)) continue;
       SCOPED_TRACE(std::string(model) + " on " + device);
       Rig rig(std::string("tests/golden/models/") + model + "/model.gguf", device, std::nullopt);
       std::vector<int32_t> tokens(75);
@@ -249,7 +242,6 @@ TEST(KvCache, EveryWayBackGivesTheSameBits) {
   for (const std::string model : {"gpt-oss-w32", "gpt-oss-w128", "mistral", "llama3", "qwen3next", "lfm2",
                                   "mamba2", "falcon-h1", "rwkv7"}) {
     for (const std::string& device : devices_under_test()) {
-      if (gpu_refuses(device, model)) continue;
       test_all_ways(std::string("tests/golden/models/") + model + "/model.gguf", device);
       if (device != "reference") {  // which has blocks of f32 only
         test_all_ways(std::string("tests/golden/models/") + model + "/model.gguf", device, DType::kF8E4M3);
