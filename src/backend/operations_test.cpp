@@ -1,7 +1,7 @@
 // What architectures differ in, operation by operation, against `reference`: norms of every kind at every
-// place, embeddings with positions and types, activations with and without a gate, scales and soft caps, what
-// a token sees. float32 weights, whose products differ by the rounding of sums alone, and bf16 ones, whose
-// activations a GPU rounds: 2^-9 of each.
+// place, embeddings with positions and types, rows of images, activations with and without a gate, scales and
+// soft caps, what a token sees. float32 weights, whose products differ by the rounding of sums alone, and
+// bf16 ones, whose activations a GPU rounds: 2^-9 of each.
 #include <gtest/gtest.h>
 
 #include "backend/reference/reference_backend.h"
@@ -231,7 +231,8 @@ TEST(Operations, Embeddings) {
 
 TEST(Operations, Activations) {
   for (const auto& [type, hidden, rows] : kShapes) {
-    for (const Activation activation : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh}) {
+    for (const Activation activation :
+         {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kReluSquared}) {
       for (const bool gated : {false, true}) {
         compare("activation " + std::to_string(static_cast<int>(activation)), type, hidden, rows,
                 static_cast<size_t>(hidden), [&](Executor& e, Weights& w) {
@@ -340,6 +341,134 @@ TEST(Operations, WhatATokenSees) {
           c.kv_type == DType::kF32 ? 1e-5 : 0.03)
           << device.label << " dim " << c.head_dim << " " << info(c.kv_type).name << " window " << c.window
           << " chunk " << c.chunk << " softcap " << c.softcap << " bidirectional " << c.bidirectional;
+    }
+  }
+}
+
+// ---------------------------------------------------------------- images, pairs of texts
+
+// Rows that are given in place of the embedding's, what is added behind the first layer, and a second text.
+TEST(Operations, GivenRowsAndSecondTexts) {
+  constexpr int32_t kRows = 9;
+  for (const int32_t hidden : {7, 300}) {
+    const Model model(DType::kF32, hidden);
+    std::mt19937 random(14);
+    const std::vector<float> values = random_floats(random, static_cast<size_t>(3 * 2 * hidden));
+    const auto run = [&](Backend& backend, bool given) {
+      Weights weights(backend, model);
+      const auto executor = backend.make_executor(spec_of(model, kRows));
+      Step step(kRows);
+      step.slice.second_text = 5;
+      std::vector<GivenRow> rows;
+      for (const int32_t row : {1, 2, 6}) {
+        rows.push_back({row, values.data() + static_cast<int64_t>(rows.size()) * 2 * hidden, 1});
+      }
+      Batch batch = step.batch();
+      if (given) batch.given = rows;
+      executor->begin(batch);
+      executor->embed({weights("table"), 1.7f, nullptr, weights("types"), weights.norm(1, "norm")});
+      executor->add_given(0);
+      executor->add_given(1);  // they have no such row
+      return executor->read_slot(Slot::kResidual);
+    };
+    const std::vector<float> want = run(*make_reference_backend(), true);
+    for (Device& device : all_devices()) {
+      const std::vector<float> got = run(*device.backend, true), plain = run(*device.backend, false);
+      EXPECT_LT(worst_row(got, want, static_cast<size_t>(hidden)), 2e-6) << device.label << " " << hidden;
+      EXPECT_TRUE(std::equal(got.begin(), got.begin() + hidden, plain.begin())) << device.label;
+    }
+  }
+}
+
+// A text, an image whose tokens see one another, and the text behind it, beside another sequence, which has
+// the bits that it has alone; rows are turned by three positions each. The second sequence comes last.
+std::vector<float> attention_with_image(Backend& backend, const Seen& c, bool rounds_kv, bool with_image) {
+  constexpr int32_t kPieces[] = {10, 21, 5}, kOther = 23;
+  ExecutorSpec spec;
+  spec.max_tokens = spec.max_logit_rows = 64;
+  spec.max_context = 64;
+  spec.hidden = 32, spec.vocab = 16;
+  spec.heads = c.heads, spec.kv_heads = c.kv_heads, spec.head_dim = c.head_dim;
+  spec.kv_type = rounds_kv ? c.kv_type : DType::kF32;
+  spec.kv_groups = {{c.window, 1, 40}};
+  spec.layers = {{0, 0}};
+  const auto executor = backend.make_executor(spec);
+  TestSequence seeing, other;
+  std::array<int32_t, kMaxKvGroups> next{};
+  std::vector<SequenceSlice> slices;
+  int32_t rows = 0;
+  if (with_image) {
+    seeing.reserve(spec, 36, next);
+    for (const int32_t piece : kPieces) {
+      slices.push_back(seeing.slice(rows, piece));
+      slices.back().both_ways = slices.size() == 2;
+      rows += piece;
+      seeing.length += piece;
+    }
+  }
+  other.reserve(spec, kOther, next);
+  slices.push_back(other.slice(rows, kOther));
+  rows += kOther;
+
+  std::vector<int32_t> turned;
+  for (const SequenceSlice& s : slices) {
+    for (int32_t i = 0; i < s.num_tokens; ++i) {
+      const int32_t at = s.context_len + (s.both_ways ? 0 : i);
+      for (const int32_t more : {0, s.both_ways ? i / 7 : 0, s.both_ways ? i % 7 : 0})
+        turned.push_back(at + more);
+    }
+  }
+  std::vector<float> inv_freq;
+  std::vector<uint8_t> axes;
+  for (int i = 0; i < c.head_dim / 2; ++i) {
+    inv_freq.push_back(static_cast<float>(std::pow(1e4, -2.0 * i / c.head_dim)));
+    axes.push_back(static_cast<uint8_t>(i % 3));
+  }
+  const std::vector<int32_t> tokens(static_cast<size_t>(rows), 0);
+  const float row_of_image[32] = {};
+  std::vector<GivenRow> given;
+  for (int32_t i = 0; with_image && i < kPieces[1]; ++i) given.push_back({kPieces[0] + i, row_of_image, 0});
+  executor->begin(
+      {.tokens = tokens, .sequences = slices, .logit_rows = {}, .given = given, .rope_positions = turned});
+  const auto write = [&](Slot slot, int32_t heads,
+                         float scale) {  // the other sequence's are the same in both
+    std::mt19937 random(15 + static_cast<int>(slot)), others(25 + static_cast<int>(slot));
+    const auto cols = static_cast<size_t>(heads * c.head_dim);
+    std::vector<float> all = random_floats(random, static_cast<size_t>(rows - kOther) * cols, scale);
+    const std::vector<float> last = random_floats(others, kOther * cols, scale);
+    all.insert(all.end(), last.begin(), last.end());
+    executor->write_slot(slot, all);
+  };
+  write(Slot::kQuery, c.heads, 1.5f);
+  write(Slot::kKey, c.kv_heads, 1.5f);
+  write(Slot::kValue, c.kv_heads, 1.0f);
+  executor->rope_append_kv({.layer = 0, .inv_freq = inv_freq, .axes = axes});
+  executor->attend(
+      {.layer = 0, .window = c.window, .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim))});
+  return executor->read_slot(Slot::kAttention);
+}
+
+TEST(Operations, RowsOfImagesSeeOneAnother) {
+  std::vector<Seen> cases;
+  for (const auto& [dim, type] : std::vector<std::pair<int32_t, DType>>{{16, DType::kF32},
+                                                                        {64, DType::kBF16},
+                                                                        {128, DType::kBF16},
+                                                                        {64, DType::kF8E4M3},
+                                                                        {256, DType::kBF16}}) {
+    for (const int32_t window : {0, 9}) cases.push_back({4, 2, dim, type, window, 0, 0.0f, false});
+  }
+  for (Device& device : all_devices()) {
+    for (const Seen& c : cases) {
+      if (!device.backend->supports_kv_type(c.kv_type)) continue;
+      SCOPED_TRACE(device.label + " dim " + std::to_string(c.head_dim) + " " +
+                   std::string(info(c.kv_type).name) + " window " + std::to_string(c.window));
+      const bool one_byte = c.kv_type == DType::kF8E4M3;
+      const std::vector<float> want = attention_with_image(*make_reference_backend(), c, one_byte, true);
+      const std::vector<float> got = attention_with_image(*device.backend, c, true, true);
+      EXPECT_LT(worst_row(got, want, static_cast<size_t>(c.heads * c.head_dim)),
+                c.kv_type == DType::kF32 ? 1e-5 : 0.03);
+      const std::vector<float> alone = attention_with_image(*device.backend, c, true, false);
+      EXPECT_TRUE(std::equal(alone.begin(), alone.end(), got.end() - std::ssize(alone)));
     }
   }
 }

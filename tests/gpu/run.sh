@@ -142,7 +142,6 @@ build_step build "$build" "${CUDA_ARCHITECTURES:-$architectures}" \
   millrace_kernels_shared flash_mma_driver || finish
 
 export MILLRACE_TEST_DEVICES=cuda
-export MILLRACE_CUDA_UNPROVEN=1 # what is refused until it has passed here
 export XDG_CACHE_HOME=$PWD/$build/cache # a table of tuned kernels that somebody else made is not under test
 rm -rf "$XDG_CACHE_HOME" && mkdir -p "$XDG_CACHE_HOME"
 

@@ -3,7 +3,6 @@
 #include "backend/cuda_backend.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "backend/cuda/autotune.h"
 #include "backend/cuda/cuda_executor.h"
@@ -49,9 +48,6 @@ class CudaBackend final : public Backend {
     OpFeatures missing;
     missing.add(OpFeature::kSparse);
     missing.add(OpFeature::kIndexer);
-    if (std::getenv("MILLRACE_CUDA_UNPROVEN") != nullptr) return missing;
-    // Written, and their kernels compared with torch; whole models with adapters have not run on a GPU yet.
-    missing.add(OpFeature::kAdapters);
     return missing;
   }
   std::optional<double> measure_read_bandwidth() override {
