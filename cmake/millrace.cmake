@@ -31,9 +31,9 @@ add_library(millrace_flags INTERFACE)
 # -ffp-contract=off: a multiply and an add are fused only where the source says fma, so that every
 # compiler and instruction set rounds alike (docs/architecture.md, "Same bits").
 # nvcc has words of its own for all of these: kernels/cuda/CMakeLists.txt.
-set(cxx_flags -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -ffp-contract=off)
-# Not for those who build it to use it: every compiler's optimizer warns of other things that are not there.
-list(APPEND cxx_flags $<$<NOT:$<CONFIG:Release>>:-Werror>)
+# A warning ends no release build: every compiler's optimizer warns of other things that are not there.
+set(cxx_flags -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion $<$<NOT:$<CONFIG:Release>>:-Werror>
+    -ffp-contract=off)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
   # Designated initializers leave defaults on purpose; the other cries wolf inside std::copy.
   list(APPEND cxx_flags -Wno-missing-field-initializers -Wno-error=array-bounds)
