@@ -60,6 +60,8 @@ CROSS_FILTER = (f"-{CONFORMANCE}:Json*:*IsLinear*:SameBits.HoweverManyThreads:Sa
 # What is built, or read by clang-tidy, while the tests of other phases run: they leave a core idle where they wait for
 # one another or for a server. alone and tidy are the last: of small parts, they fill both cores to the end.
 AHEAD = ("asan", "tsan", "cross", "cuda", "alone", "tidy")
+# What `make test` neither builds nor runs (IN_BULK in cmake/millrace.cmake), and everything else.
+BULK_TARGETS = ("all", "amx_emulated_test")
 FETCHERS = (("fetch_model.py", "smollm2"), ("fetch_tokenizers.py",), ("fetch_templates.py",))
 
 
@@ -205,7 +207,7 @@ def run_dev(arguments):
 def run_slow(arguments):
     """What wants packages and other programs, or takes minutes: real clients, browsers, torch, a program built on the
     headers, random schedules of the engine, tests in bulk (cmake/millrace.cmake)."""
-    if not build("dev"):
+    if not build("dev", BULK_TARGETS):
         return FAILED
     build_ahead("slow", arguments)
     return ctest("dev", only=("-L", "check"))
