@@ -35,10 +35,13 @@ JOBS = str(os.cpu_count() or 2)
 # fuzz corpus with mutations of it (the *_replay programs).
 ASAN_TARGETS = ("base_test", "tensor_test", "kernels_*_test", "quant_test", "io_test", "jinja_test", "tokenizer_test", "kv_test",
                 "sched_test", "sample_test", "backend_test", "engine_test", "*_replay")
-# ... without what measures time, and what compares every kernel with the reference in double, which dev does: SameBits
-# runs every kernel of every type too.
-CONFORMANCE = "*/scalar_*:*/neon_*:*/avx*:*/amx*:Attention.*:LatentAttention.*:SameBitsDecode.*:InstructionCount.*"
-ASAN_FILTER = f"-*Golden*:*IsLinear*:*Speed*:*Runaways*:Load.*:Trace.*:IndexedAttention.ALongContext*:{CONFORMANCE}"
+# ... without what measures time, and sweeps of what is run in other ways: every kernel of every type and instruction set
+# against the reference (Conformance), and for any number of rows, which is what a cut prompt comes to in a kernel. What
+# compares numbers (bounds in double, what lies behind a sequence, any split) reads the same memory as these.
+SWEEPS = "Attention.*:LatentAttention.ALong*:LatentAttention.*ManyHeads:SameBitsDecode.*:InstructionCount.*"
+SEEN = ("Int8Cache.IsNear*:Int8Cache.DoesNotSee*:SparseAttention.HasTheSameBits*:SameBits.HoweverThePromptIsCut:"
+        "IndexedAttention.ALongContext*:FlashPartial.AnySplit*:Operations.NormsOfQueriesAndKeys")
+ASAN_FILTER = f"-*Golden*:*IsLinear*:*Speed*:*Runaways*:Load.*:Trace.*:{SWEEPS}:{SEEN}"
 # Everything with threads: the pool, the tiers of the cache, masks, and the whole engine.
 TSAN_TARGETS = ("base_test", "kv_test", "sched_test", "grammar_test", "engine_test")
 # ... without what measures time, and the long ones of a single thread.
@@ -52,10 +55,10 @@ CROSS_TARGETS = ("base_test", "tensor_test", "kernels_*_test", "quant_test", "ba
 # what a cut comes to in a kernel. What has the bits of `scalar` is as near, and sees as much, as `scalar` does.
 # qemu does not pass on what reads pages ahead (madvise). JSON is text, and its time is not qemu's. What the C API calls
 # are the kernels of backend_test.
-CROSS_FILTER = (f"-{CONFORMANCE}:Json*:*IsLinear*:SameBits.HoweverManyThreads:SameBits.HoweverThePromptIsCut:SameBits.WhicheverRowsAreRead:"
-                f"Int8Cache.IsNear*:Int8Cache.DoesNotSee*:Int8Cache.Shows*:LongContext.*:Blocks.*:"
-                f"BufferPool.*:ReadBefore.BringsIn*:SparseAttention.HasTheSameBits*:IndexedAttention.ALongContext*:"
-                f"FlashPartial.AnySplit*:Operations.NormsOfQueriesAndKeys:"
+# Nor is every kernel compared with the reference in double here: SameBits runs every kernel of every type too.
+CONFORMANCE = "*/scalar_*:*/neon_*:*/avx*:*/amx*"
+CROSS_FILTER = (f"-{CONFORMANCE}:LatentAttention.*:{SWEEPS}:{SEEN}:Json*:*IsLinear*:SameBits.HoweverManyThreads:SameBits.WhicheverRowsAreRead:"
+                f"Int8Cache.Shows*:LongContext.*:Blocks.*:BufferPool.*:ReadBefore.BringsIn*:"
                 f"MrMatmul.Is*:MrAttention.Is*:MrMoe.*")
 # What is built, or read by clang-tidy, while the tests of other phases run: they leave a core idle where they wait for
 # one another or for a server. alone and tidy are the last: of small parts, they fill both cores to the end.
