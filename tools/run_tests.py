@@ -208,8 +208,8 @@ def run_dev(arguments):
 
 
 def run_slow(arguments):
-    """What wants packages and other programs, or takes minutes: real clients, browsers, torch, a program built on the
-    headers, random schedules of the engine, tests in bulk (cmake/millrace.cmake)."""
+    """What wants packages and other programs, or takes minutes: real clients, browsers, a proxy, torch, a program built on
+    the headers, random schedules of the engine, tests in bulk (cmake/millrace.cmake)."""
     if not build("dev", BULK_TARGETS):
         return FAILED
     build_ahead("slow", arguments)
