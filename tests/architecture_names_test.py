@@ -78,8 +78,9 @@ def faults_of(path, text, names, objects):
         literal = match.group("string")
         if literal is None or str(path) == "src/hub/known_models.cpp":  # names of published models there
             continue
-        for name, own in names.items():
-            if own == path or not (literal == name or literal.startswith(name + ".")):
+        begins = [literal] + [literal[:at] for at, character in enumerate(literal) if character == "."]
+        for own in (names[begin] for begin in begins if begin in names):
+            if own == path:
                 continue
             if any(str(path).startswith(place) and literal in words for place, words in OTHER_MEANINGS.items()):
                 continue
@@ -87,7 +88,7 @@ def faults_of(path, text, names, objects):
     for match in COMPARED.finditer(text) if path not in names.values() else ():  # its own it may tell apart
         yield f"{line(match.start())}: compares {match.group().split()[0]} with a string: ask the Architecture"
     for found, own in objects.items():
-        if path in (own, LIST):
+        if path in (own, LIST) or found not in text:
             continue
         for match in re.finditer(rf"\b{found}\b", text):
             yield f"{line(match.start())}: names {found}, which is for {LIST} alone"

@@ -25,6 +25,7 @@ fi
 machine=$(mktemp -d "$folder/machine.XXXXXX")
 cp -a "$folder/bare/." "$machine"
 cp -L /etc/resolv.conf "$machine/etc/resolv.conf"
+printf '127.0.0.1 localhost\n::1 localhost\n' >"$machine/etc/hosts"  # Debian's installer writes it, debootstrap does not
 [ -z "${PREPARE:-}" ] || "$PREPARE" "$machine"
 
 # Devices of its own, none of the host's: whoever removes the folder while it is mounted removes nothing else.

@@ -35,10 +35,15 @@ JOBS = str(os.cpu_count() or 2)
 # fuzz corpus with mutations of it (the *_replay programs).
 ASAN_TARGETS = ("base_test", "tensor_test", "kernels_*_test", "quant_test", "io_test", "jinja_test", "tokenizer_test", "kv_test",
                 "sched_test", "sample_test", "backend_test", "engine_test", "*_replay")
-# ... without what measures time, and what compares every kernel with the reference in double, which dev does: SameBits
-# runs every kernel of every type too.
-CONFORMANCE = "*/scalar_*:*/neon_*:*/avx*:*/amx*:Attention.*:LatentAttention.*:SameBitsDecode.*:InstructionCount.*"
-ASAN_FILTER = f"-*Golden*:*IsLinear*:*Speed*:*Runaways*:Load.*:Trace.*:IndexedAttention.ALongContext*:{CONFORMANCE}"
+# ... without what measures time, and sweeps of what is run in other ways: every kernel of every type and instruction set
+# against the reference (Conformance), and for any number of rows, which is what a cut prompt comes to in a kernel. What
+# compares numbers (bounds in double, what lies behind a sequence, any split) reads the same memory as these.
+SWEEPS = "Attention.*:LatentAttention.ALong*:LatentAttention.*ManyHeads:SameBitsDecode.*:InstructionCount.*"
+# Experts are the products of MatrixProduct behind one gather: those of the vectors' types are enough of them.
+SEEN = ("*Conformance.Experts/scalar_*:CpuDequantized/Conformance.Experts/*:"
+        "Int8Cache.IsNear*:Int8Cache.DoesNotSee*:SparseAttention.HasTheSameBits*:SameBits.HoweverThePromptIsCut:"
+        "IndexedAttention.ALongContext*:FlashPartial.AnySplit*:Operations.NormsOfQueriesAndKeys")
+ASAN_FILTER = f"-*Golden*:*IsLinear*:*Speed*:*Runaways*:Load.*:Trace.*:{SWEEPS}:{SEEN}"
 # Everything with threads: the pool, the tiers of the cache, masks, and the whole engine.
 TSAN_TARGETS = ("base_test", "kv_test", "sched_test", "grammar_test", "engine_test")
 # ... without what measures time, and the long ones of a single thread.
@@ -52,14 +57,16 @@ CROSS_TARGETS = ("base_test", "tensor_test", "kernels_*_test", "quant_test", "ba
 # what a cut comes to in a kernel. What has the bits of `scalar` is as near, and sees as much, as `scalar` does.
 # qemu does not pass on what reads pages ahead (madvise). JSON is text, and its time is not qemu's. What the C API calls
 # are the kernels of backend_test.
-CROSS_FILTER = (f"-{CONFORMANCE}:Json*:*IsLinear*:SameBits.HoweverManyThreads:SameBits.HoweverThePromptIsCut:SameBits.WhicheverRowsAreRead:"
-                f"Int8Cache.IsNear*:Int8Cache.DoesNotSee*:Int8Cache.Shows*:LongContext.*:Blocks.*:"
-                f"BufferPool.*:ReadBefore.BringsIn*:SparseAttention.HasTheSameBits*:IndexedAttention.ALongContext*:"
-                f"FlashPartial.AnySplit*:Operations.NormsOfQueriesAndKeys:"
+# Nor is every kernel compared with the reference in double here: SameBits runs every kernel of every type too.
+CONFORMANCE = "*/scalar_*:*/neon_*:*/avx*:*/amx*"
+CROSS_FILTER = (f"-{CONFORMANCE}:LatentAttention.*:{SWEEPS}:{SEEN}:Json*:*IsLinear*:SameBits.HoweverManyThreads:SameBits.WhicheverRowsAreRead:"
+                f"Int8Cache.Shows*:LongContext.*:Blocks.*:BufferPool.*:ReadBefore.BringsIn*:"
                 f"MrMatmul.Is*:MrAttention.Is*:MrMoe.*")
 # What is built, or read by clang-tidy, while the tests of other phases run: they leave a core idle where they wait for
 # one another or for a server. alone and tidy are the last: of small parts, they fill both cores to the end.
 AHEAD = ("asan", "tsan", "cross", "cuda", "alone", "tidy")
+# What `make test` neither builds nor runs (IN_BULK in cmake/millrace.cmake), and everything else.
+BULK_TARGETS = ("all", "amx_emulated_test")
 FETCHERS = (("fetch_model.py", "smollm2"), ("fetch_tokenizers.py",), ("fetch_templates.py",))
 
 
@@ -203,9 +210,9 @@ def run_dev(arguments):
 
 
 def run_slow(arguments):
-    """What wants packages and other programs, or takes minutes: real clients, browsers, torch, a program built on the
-    headers, random schedules of the engine, tests in bulk (cmake/millrace.cmake)."""
-    if not build("dev"):
+    """What wants packages and other programs, or takes minutes: real clients, browsers, a proxy, torch, a program built on
+    the headers, random schedules of the engine, tests in bulk (cmake/millrace.cmake)."""
+    if not build("dev", BULK_TARGETS):
         return FAILED
     build_ahead("slow", arguments)
     return ctest("dev", only=("-L", "check"))

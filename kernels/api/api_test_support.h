@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/normal_floats.h"
 #include "kernels/cpu/tables/features.h"
 #include "millrace/kernels.h"
 #include "tensor/tensor_view.h"
@@ -71,7 +72,7 @@ class Guarded {
 };
 
 inline std::vector<float> random_floats(std::mt19937& random, int64_t count, float scale = 1.0f) {
-  std::normal_distribution<float> normal(0.0f, scale);
+  NormalFloats normal(scale);
   std::vector<float> x(static_cast<size_t>(count));
   for (float& v : x) v = normal(random);
   return x;

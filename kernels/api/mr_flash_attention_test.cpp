@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/float_bits.h"
+#include "base/normal_floats.h"
 #include "kernels/api/api_test_support.h"
 #include "kernels/reference/naive_flash_attention.h"
 
@@ -61,7 +62,7 @@ struct FlashArray {
     }
   }
   void fill(std::mt19937& random) {
-    std::normal_distribution<float> normal;
+    NormalFloats normal;
     for (int64_t i = 0; i < count(); ++i) put(i, normal(random));
   }
   std::vector<uint8_t> bytes() const {

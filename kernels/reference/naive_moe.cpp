@@ -108,7 +108,7 @@ void route_sigmoid(const float* scores, int64_t experts, int64_t k, const Sigmoi
 void experts_add(const FeedForward& op, const int32_t* chosen, const float* weights, int64_t k,
                  const float* x, float* y, bool weigh_input) {
   const int64_t hidden = out_rows(op.down), inner = out_rows(op.gate);
-  std::vector<float> gate(static_cast<size_t>(inner)), up(gate.size(), 1.0f),
+  std::vector<float> gate(static_cast<size_t>(inner)), up(static_cast<size_t>(inner), 1.0f),
       down(static_cast<size_t>(hidden));
   std::vector<double> sum(static_cast<size_t>(hidden), 0.0);
   std::vector<float> weighed(x, x + op.gate.matrix->cols());

@@ -14,6 +14,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu_backend.h"
+#include "base/normal_floats.h"
 #include "kernels/cpu/tables/features.h"
 #include "kernels/quant/blocks.h"
 #include "kernels/quant/codec.h"
@@ -108,7 +109,7 @@ inline bool is_float(DType type) {
 }
 
 inline std::vector<float> random_floats(std::mt19937& random, size_t count, float scale = 1.0f) {
-  std::normal_distribution<float> normal(0.0f, scale);
+  NormalFloats normal(scale);
   std::vector<float> x(count);
   for (float& v : x) v = normal(random);
   return x;

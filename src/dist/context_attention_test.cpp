@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/float_bits.h"
+#include "base/normal_floats.h"
 #include "dist/delayed_communicator.h"
 #include "dist/local_communicator.h"
 
@@ -36,7 +37,7 @@ using Bytes = std::vector<std::byte>;
 // Rows of random elements of a type.
 Bytes random_rows(mr_dtype type, int64_t rows, int64_t row, unsigned seed) {
   std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
+  NormalFloats normal;
   const auto count = static_cast<size_t>(rows * row);
   Bytes bytes(count * (type == MR_F32 ? 4 : 2));
   for (size_t i = 0; i < count; ++i) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/normal_floats.h"
 #include "kernels/quant/codec.h"
 
 namespace millrace::quant {
@@ -19,7 +20,7 @@ namespace {
 
 std::vector<float> gaussian(size_t count, uint32_t seed, float sigma = 0.02f) {
   std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0.0f, sigma);
+  NormalFloats normal(sigma);
   std::vector<float> x(count);
   for (float& v : x) v = normal(random);
   return x;
