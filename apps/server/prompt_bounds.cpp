@@ -1,5 +1,8 @@
 #include "prompt_bounds.h"
 
+#include <fmt/core.h>
+
+#include <algorithm>
 #include <string>
 
 #include "api_error.h"
@@ -36,7 +39,7 @@ size_t least_tokens(const Engine& engine, const chat::Message& message) {
   // Templates may leave out what a model thought, also where its content holds it.
   const std::string_view content = message.content;
   const size_t thought = content.rfind(kEndOfThought);
-  return kMinTokensOfMessage +
+  return kMinTokensOfMessage + message.tool_calls.size() +
          engine.min_tokens(thought == std::string_view::npos ? content : content.substr(thought));
 }
 
@@ -46,6 +49,24 @@ void check_conversation_may_fit(const Engine& engine, const chat::Conversation& 
   for (const chat::Message& message : conversation.messages) {
     sum += least_tokens(engine, message);
     check(engine, sum, path);
+  }
+}
+
+size_t most_listed(const Engine& engine) {
+  return std::max(4 * static_cast<size_t>(engine.model().context), size_t{1} << 17);
+}
+
+void check_countable(const Engine& engine, size_t tokens, std::string_view path) {
+  if (tokens <= most_listed(engine)) return;
+  bad_field(std::string(path), fmt::format("is more than {} tokens: send it in parts", most_listed(engine)));
+}
+
+void check_conversation_countable(const Engine& engine, const chat::Conversation& conversation,
+                                  std::string_view path) {
+  size_t sum = 0;
+  for (const chat::Message& message : conversation.messages) {
+    sum += least_tokens(engine, message);
+    check_countable(engine, sum, path);
   }
 }
 

@@ -19,4 +19,11 @@ size_t least_tokens(const Engine& engine, const chat::Message& message);
 void check_conversation_may_fit(const Engine& engine, const chat::Conversation& conversation,
                                 std::string_view path);
 
+// Where tokens are counted or listed the context is no limit, but this is.
+size_t most_listed(const Engine& engine);
+// Throw ApiError{400} for what has more, or cannot have less.
+void check_countable(const Engine& engine, size_t tokens, std::string_view path);
+void check_conversation_countable(const Engine& engine, const chat::Conversation& conversation,
+                                  std::string_view path);
+
 }  // namespace millrace::server
