@@ -35,11 +35,10 @@ auto blaming(std::string_view path, Work work) {
   try {
     return work();
   } catch (const Error& error) {
-    ApiError answer = to_api_error(error.code(), error.what());
+    const ApiError answer = to_api_error(error.code(), error.what());
     if (answer.status != 400) throw;
-    answer.param = path;
-    if (answer.code.empty()) answer.code = "invalid_value";
-    throw answer;
+    throw ApiError(400, answer.message, std::string(path),
+                   answer.code.empty() ? "invalid_value" : answer.code);
   }
 }
 // Of each file's path only its name: where files are is nobody's business.
