@@ -10,6 +10,7 @@
 #include "embedding_answer.h"
 #include "endpoints.h"
 #include "ids.h"
+#include "prompt_bounds.h"
 #include "prompts.h"
 #include "request_fields.h"
 

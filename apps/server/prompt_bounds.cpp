@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "api_error.h"
 #include "base/work_budget.h"
@@ -50,6 +51,18 @@ void check_conversation_may_fit(const Engine& engine, const chat::Conversation& 
     sum += least_tokens(engine, message);
     check(engine, sum, path);
   }
+}
+
+std::vector<int32_t> prompt_tokens(Prompt& prompt, const Engine& engine) {
+  const int32_t context = engine.model().context;
+  std::vector<int32_t> tokens = std::move(prompt.tokens);
+  if (!prompt.text.empty()) {
+    check_text_may_fit(engine, prompt.text, prompt.path);
+    tokens = engine.tokenize(prompt.text, true, true, most_counted(context));
+  }
+  if (tokens.empty()) bad_field(prompt.path, "found no tokens, expected at least one");
+  if (std::ssize(tokens) > context) throw context_exceeded(tokens.size(), context, prompt.path);
+  return tokens;
 }
 
 size_t most_listed(const Engine& engine) {

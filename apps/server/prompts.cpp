@@ -2,9 +2,7 @@
 
 #include <fmt/core.h>
 
-#include "api_error.h"
 #include "base/work_budget.h"
-#include "prompt_bounds.h"
 
 namespace millrace::server {
 namespace {
@@ -62,18 +60,6 @@ std::vector<Prompt> read_prompts(const Fields& fields, std::string_view key, int
         read_prompt((*value)[i], element_path(path, i), vocab, "a string or an array of token ids"));
   }
   return prompts;
-}
-
-std::vector<int32_t> prompt_tokens(Prompt& prompt, const Engine& engine) {
-  const int32_t context = engine.model().context;
-  std::vector<int32_t> tokens = std::move(prompt.tokens);
-  if (!prompt.text.empty()) {
-    check_text_may_fit(engine, prompt.text, prompt.path);
-    tokens = engine.tokenize(prompt.text, true, true, most_counted(context));
-  }
-  if (tokens.empty()) bad_field(prompt.path, "found no tokens, expected at least one");
-  if (std::ssize(tokens) > context) throw context_exceeded(tokens.size(), context, prompt.path);
-  return tokens;
 }
 
 }  // namespace millrace::server

