@@ -40,8 +40,10 @@ class RealCodec : public Codec {
  public:
   RealCodec(std::shared_ptr<const Tokenizer> tokenizer, std::unique_ptr<ChatTemplate> chat_template)
       : tokenizer_(std::move(tokenizer)), template_(std::move(chat_template)) {}
-  std::vector<int32_t> encode(std::string_view text, bool parse_special) const override {
-    return tokenizer_->encode(text, {.add_special = false, .parse_special = parse_special});
+  using Codec::encode;
+  std::vector<int32_t> encode(std::string_view text, bool parse_special, size_t max_tokens) const override {
+    return tokenizer_->encode(
+        text, {.add_special = false, .parse_special = parse_special, .max_tokens = max_tokens});
   }
   std::string token_text(int32_t token) const override { return tokenizer_->token_bytes(token, true); }
   bool is_special(int32_t token) const override { return tokenizer_->is_special(token); }

@@ -62,7 +62,7 @@ class Help(CliTest):
 
     def test_bad_options(self):
         self.bad(says=["--help"])
-        self.bad("fly", says=["--help"])
+        self.bad("fly", says=["fly", "--help"])
         self.bad("run", says=["MODEL"])
         self.bad("run", self.model, says=["-p TEXT"])
         self.bad("run", self.model, "-p", "a", "--no-such-option", says=["--no-such-option"])

@@ -401,7 +401,11 @@ std::function<int()> CommandLine::parse(int argc, char** argv) {
       missing = error.what();
     }
     Command* const command = chosen_command();
-    if (command == nullptr) throw UsageError(missing.empty() ? "no command was given" : missing);
+    if (command == nullptr) {
+      if (!words.empty() && !words[0].starts_with('-'))
+        throw UsageError(fmt::format("there is no command '{}'", words[0].substr(0, 100)));
+      throw UsageError(missing.empty() ? "no command was given" : missing);
+    }
     read_with_settings(*command, words, missing);
     if (print_config_) return print(config_text_);
     refuse_idle(*command);

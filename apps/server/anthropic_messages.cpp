@@ -47,7 +47,7 @@ Reply create_message(Api& api, const HttpRequest& http, const Client& client) {
   MessagesInput input = read_messages_input(fields, model->constraints(), *max_tokens);
   check_conversation_may_fit(model->engine(), input.conversation, "messages");
   request.images = read_images(input.conversation, model->info());
-  request.tokens = model->format().prompt(input.conversation);
+  request.tokens = model->format().prompt(input.conversation, most_counted(model->info().context));
   check_context(request.tokens.size(), model->info(), "messages");
   if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();
   request.constraint = model->format().constraint(input.conversation, input.content);
@@ -69,9 +69,14 @@ Reply count_message_tokens(Api& api, const HttpRequest& http, const Client& /*cl
   const Json body = parse_object(http.body);
   const Fields fields(body);
   const ModelLease model = named_model(fields, api);
+  const Engine& engine = model->engine();
+  if (const Json* messages = fields.find("messages"); messages != nullptr && messages->is_array())
+    check_countable(engine, messages->size(), "messages");
   const MessagesInput input = read_messages_input(fields, model->constraints(), 0);
   const size_t images = image_tokens(input.conversation, model->engine());
-  const size_t tokens = model->format().prompt(input.conversation).size() + images;
+  check_conversation_countable(engine, input.conversation, "messages");
+  const size_t tokens = model->format().prompt(input.conversation, most_listed(engine)).size() + images;
+  check_countable(engine, tokens, "messages");
   std::string out;
   JsonWriter(out).begin_object().field("input_tokens", tokens).end_object();
   return {.response = {.body = std::move(out)}};

@@ -89,7 +89,7 @@ ApiError context_exceeded(size_t tokens, int64_t context, std::string path, bool
       fmt::format(
           "This model's maximum context length is {} tokens. However, the prompt is too long: {} tokens > "
           "{} maximum in '{}'{}. Please reduce its length.",
-          context, tokens, context, path, at_least ? " (at least)" : ""),
+          context, tokens, context, path, at_least || tokens > most_counted(context) ? " (at least)" : ""),
       path, "context_length_exceeded"};
 }
 

@@ -181,10 +181,11 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
   check_conversation_may_fit(model->engine(), conversation, "messages");
   const Constraints::Grammar content = model->constraints().of_request(fields, &conversation);
   request.images = read_images(conversation, model->info());
-  request.tokens = model->format().prompt(conversation);
+  request.tokens = blaming(
+      "messages", [&] { return model->format().prompt(conversation, most_counted(model->info().context)); });
   check_context(request.tokens.size(), model->info(), "messages");
   if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();
-  request.constraint = model->format().constraint(conversation, content);
+  request.constraint = blaming("tools", [&] { return model->format().constraint(conversation, content); });
 
   const std::vector<std::string> stop = std::exchange(request.stop, {});
 

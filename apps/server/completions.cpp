@@ -136,14 +136,13 @@ Reply completions(Api& api, const HttpRequest& request, const Client& client) {
   std::vector<std::string> echoes;
   for (Prompt& prompt : read_prompts(fields, "prompt", model->info().vocab, kMaxPrompts)) {
     Request r = base;
-    check_text_may_fit(model->engine(), prompt.text, prompt.path);
+    if (suffix || echo) check_text_may_fit(model->engine(), prompt.text, prompt.path);
     if (echo)
       echoes.push_back(prompt.tokens.empty() ? prompt.text : model->engine().detokenize(prompt.tokens, true));
     if (suffix) {
       r.tokens = tokens_around_gap(prompt, *suffix, model->engine());
     } else {
-      r.text = std::move(prompt.text);
-      r.tokens = std::move(prompt.tokens);
+      r.tokens = prompt_tokens(prompt, model->engine());
     }
     requests.push_back(std::move(r));
   }

@@ -317,7 +317,14 @@ chat::Conversation read_conversation(const Fields& fields) {
   read_tool_choice(fields, conversation, true);
   conversation.parallel_tool_calls = fields.boolean("parallel_tool_calls").value_or(true);
   conversation.reasoning_effort = read_effort(fields, "reasoning_effort");
-  conversation.template_variables = read_schema(fields, "chat_template_kwargs");
+  if (const std::optional<Fields> variables = fields.object("chat_template_kwargs")) {
+    constexpr size_t kMaxVariables = 256;
+    if (variables->json().size() > kMaxVariables) {
+      fields.refuse("chat_template_kwargs", fmt::format("found {} variables, expected at most {}",
+                                                        variables->json().size(), kMaxVariables));
+    }
+    conversation.template_variables = variables->json().dump();
+  }
   return conversation;
 }
 

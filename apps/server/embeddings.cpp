@@ -76,19 +76,6 @@ class OpenAiEmbeddings final : public EmbeddingAnswer {
   const bool base64_;
 };
 
-// Its tokens, checked here so that the complaint says which of many inputs it is.
-std::vector<int32_t> input_tokens(Prompt& prompt, const Engine& engine) {
-  const int32_t context = engine.model().context;
-  std::vector<int32_t> tokens = std::move(prompt.tokens);
-  if (!prompt.text.empty()) {
-    check_text_may_fit(engine, prompt.text, prompt.path);
-    tokens = engine.tokenize(prompt.text, true, true, static_cast<size_t>(context));
-  }
-  if (tokens.empty()) bad_field(prompt.path, "found no tokens, expected at least one");
-  if (std::ssize(tokens) > context) throw context_exceeded(tokens.size(), context, prompt.path);
-  return tokens;
-}
-
 }  // namespace
 
 Reply embeddings(Api& api, const HttpRequest& request, const Client& client) {
@@ -113,7 +100,7 @@ Reply embeddings(Api& api, const HttpRequest& request, const Client& client) {
   std::vector<Request> requests;
   for (Prompt& prompt : read_prompts(fields, "input", model->info().vocab, kMaxInputs)) {
     Request r = base;
-    r.tokens = input_tokens(prompt, model->engine());
+    r.tokens = prompt_tokens(prompt, model->engine());
     requests.push_back(std::move(r));
   }
   Timeline::Entry entry;

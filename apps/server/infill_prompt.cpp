@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "api_error.h"
+
 namespace millrace::server {
 namespace {
 
@@ -11,8 +13,7 @@ constexpr std::string_view kRepository = "repository\n", kThisFile = "file\n";
 
 class PromptWriter {
  public:
-  explicit PromptWriter(const Engine& engine)
-      : engine_(engine), most_(static_cast<size_t>(engine.model().context)) {
+  explicit PromptWriter(const Engine& engine) : engine_(engine), most_(most_counted(engine.model().context)) {
     const std::vector<int32_t> letter = tokenize("a");
     adds_space_ = !letter.empty() && engine.token_text(letter[0]).starts_with(' ');
     // What the tokenizer puts in front of every text.

@@ -34,21 +34,16 @@ std::vector<int32_t> token_list(const Fields& fields, std::string_view key, int3
 
 namespace {
 
-constexpr size_t kMaxTokens = size_t{1} << 20;  // of an answer that lists them
-
-void check_number(size_t tokens) {
-  if (tokens > kMaxTokens) {
-    bad_field("content", fmt::format("is more than {} tokens: send it in parts", kMaxTokens));
-  }
-}
-
 // `more`: tokens that images take beside these.
 std::vector<int32_t> conversation_tokens(const Fields& fields, const ServedModel& model, size_t& more) {
   check_messages_may_fit(model.engine(), fields.find("messages"), "messages");
   const chat::Conversation conversation = read_conversation(fields);
   check_conversation_may_fit(model.engine(), conversation, "messages");
   more = image_tokens(conversation, model.engine());
-  return model.format().prompt(conversation);
+  std::vector<int32_t> tokens =
+      blaming("messages", [&] { return model.format().prompt(conversation, most_listed(model.engine())); });
+  check_countable(model.engine(), tokens.size(), "messages");
+  return tokens;
 }
 
 }  // namespace
@@ -64,15 +59,18 @@ Reply tokenize(Api& api, const HttpRequest& request) {
   if (fields.has("messages")) {
     tokens = conversation_tokens(fields, *model, more);
   } else {
-    std::optional<std::string> text = fields.text("content");
-    if (!text) text = fields.text("prompt");
-    if (!text) text = fields.text("text");
+    std::optional<std::string> text;
+    std::string_view key;
+    for (const std::string_view name : {"content", "prompt", "text"}) {
+      if (!text && (text = fields.text(name))) key = name;
+    }
     if (!text) bad_field("content", "is missing, expected a string", "missing_required_parameter");
     // Twice: what cannot be few enough is not tokenized.
-    check_number(model->engine().min_tokens(*text));
+    check_countable(model->engine(), model->engine().min_tokens(*text), key);
     tokens = model->engine().tokenize(*text, fields.boolean("add_special").value_or(true),
-                                      fields.boolean("parse_special").value_or(true), kMaxTokens);
-    check_number(tokens.size());
+                                      fields.boolean("parse_special").value_or(true),
+                                      most_listed(model->engine()));
+    check_countable(model->engine(), tokens.size(), key);
   }
   return json_reply(
       {{"tokens", tokens}, {"count", tokens.size() + more}, {"max_model_len", model->info().context}});

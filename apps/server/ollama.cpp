@@ -75,7 +75,7 @@ void set_conversation(const Fields& fields, Request& request, ServedModel& model
   check_conversation_may_fit(model.engine(), conversation, path);
   Constraints::Grammar content = read_ollama_format(fields, model.constraints(), conversation);
   request.images = read_images(conversation, model.info());
-  request.tokens = model.format().prompt(conversation);
+  request.tokens = model.format().prompt(conversation, most_counted(model.info().context));
   check_context(request.tokens.size(), model.info(), path);
   request.stop_tokens = model.format().stop_tokens();
   request.constraint = model.format().constraint(conversation, std::move(content));

@@ -1,6 +1,10 @@
 #include "prompt_bounds.h"
 
+#include <fmt/core.h>
+
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include "api_error.h"
 #include "base/work_budget.h"
@@ -36,7 +40,7 @@ size_t least_tokens(const Engine& engine, const chat::Message& message) {
   // Templates may leave out what a model thought, also where its content holds it.
   const std::string_view content = message.content;
   const size_t thought = content.rfind(kEndOfThought);
-  return kMinTokensOfMessage +
+  return kMinTokensOfMessage + message.tool_calls.size() +
          engine.min_tokens(thought == std::string_view::npos ? content : content.substr(thought));
 }
 
@@ -46,6 +50,36 @@ void check_conversation_may_fit(const Engine& engine, const chat::Conversation& 
   for (const chat::Message& message : conversation.messages) {
     sum += least_tokens(engine, message);
     check(engine, sum, path);
+  }
+}
+
+std::vector<int32_t> prompt_tokens(Prompt& prompt, const Engine& engine) {
+  const int32_t context = engine.model().context;
+  std::vector<int32_t> tokens = std::move(prompt.tokens);
+  if (!prompt.text.empty()) {
+    check_text_may_fit(engine, prompt.text, prompt.path);
+    tokens = engine.tokenize(prompt.text, true, true, most_counted(context));
+  }
+  if (tokens.empty()) bad_field(prompt.path, "found no tokens, expected at least one");
+  if (std::ssize(tokens) > context) throw context_exceeded(tokens.size(), context, prompt.path);
+  return tokens;
+}
+
+size_t most_listed(const Engine& engine) {
+  return std::max(4 * static_cast<size_t>(engine.model().context), size_t{1} << 17);
+}
+
+void check_countable(const Engine& engine, size_t tokens, std::string_view path) {
+  if (tokens <= most_listed(engine)) return;
+  bad_field(std::string(path), fmt::format("is more than {} tokens: send it in parts", most_listed(engine)));
+}
+
+void check_conversation_countable(const Engine& engine, const chat::Conversation& conversation,
+                                  std::string_view path) {
+  size_t sum = 0;
+  for (const chat::Message& message : conversation.messages) {
+    sum += least_tokens(engine, message);
+    check_countable(engine, sum, path);
   }
 }
 

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "chat/format.h"
 #include "json_fields.h"
 #include "millrace/engine.h"
+#include "prompts.h"
 
 namespace millrace::server {
 
@@ -18,5 +21,16 @@ void check_messages_may_fit(const Engine& engine, const Json* messages, std::str
 size_t least_tokens(const Engine& engine, const chat::Message& message);
 void check_conversation_may_fit(const Engine& engine, const chat::Conversation& conversation,
                                 std::string_view path);
+
+// Its tokens, which it loses. Throws ApiError{400}, so that the complaint says which of many it is: none, or
+// more than the context.
+std::vector<int32_t> prompt_tokens(Prompt& prompt, const Engine& engine);
+
+// Where tokens are counted or listed the context is no limit, but this is.
+size_t most_listed(const Engine& engine);
+// Throw ApiError{400} for what has more, or cannot have less.
+void check_countable(const Engine& engine, size_t tokens, std::string_view path);
+void check_conversation_countable(const Engine& engine, const chat::Conversation& conversation,
+                                  std::string_view path);
 
 }  // namespace millrace::server

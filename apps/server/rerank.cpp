@@ -117,7 +117,7 @@ std::vector<int32_t> tokens_of(const Engine& engine, const std::string& text, co
   const int32_t context = engine.model().context;
   if (text.empty()) bad_field(path, "found an empty string, expected some text");
   check_text_may_fit(engine, text, path);
-  std::vector<int32_t> tokens = engine.tokenize(text, true, true, static_cast<size_t>(context));
+  std::vector<int32_t> tokens = engine.tokenize(text, true, true, most_counted(context));
   if (tokens.empty()) bad_field(path, "found no tokens, expected at least one");
   if (std::ssize(tokens) > context) throw context_exceeded(tokens.size(), context, path);
   return tokens;
@@ -130,7 +130,7 @@ Request pair_request(const Engine& engine, const Request& base, const std::strin
   if (document.empty()) bad_field(path, "found an empty string, expected some text");
   check_text_may_fit(engine, query, "query");
   check_text_may_fit(engine, document, path);
-  Engine::Pair pair = engine.tokenize_pair(query, document, static_cast<size_t>(context));
+  Engine::Pair pair = engine.tokenize_pair(query, document, most_counted(context));
   if (std::ssize(pair.tokens) > context) throw context_exceeded(pair.tokens.size(), context, path);
   Request request = base;
   request.tokens = std::move(pair.tokens);

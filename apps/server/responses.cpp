@@ -55,9 +55,11 @@ void leave_out(ServedModel& model, ResponseInput& input, int32_t max_tokens) {
 }
 
 // The prompt; with truncation, of as much of the conversation as leaves room for an answer.
-std::vector<int32_t> response_prompt(const ServedModel& model, ResponseInput& input, int32_t max_tokens) {
+std::vector<int32_t> response_prompt(const ServedModel& model, ResponseInput& input, int32_t max_tokens,
+                                     size_t most) {
   read_images(input.conversation, model.info());
-  std::vector<int32_t> tokens = model.format().prompt(input.conversation);
+  std::vector<int32_t> tokens =
+      blaming("input", [&] { return model.format().prompt(input.conversation, most); });
   if (input.truncate) {
     truncate_to_fit(model.format(), input.conversation, tokens, model.info().context, max_tokens);
   }
@@ -96,11 +98,12 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   const auto top = fields.integer("top_logprobs", 0, 20);
   if (input.logprobs) request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
   Constraints::Grammar content = read_text_format(fields, *model, input);
-  request.tokens = response_prompt(*model, input, request.max_tokens);
+  request.tokens = response_prompt(*model, input, request.max_tokens, most_counted(model->info().context));
   request.images = chat::images_of(input.conversation);
   check_context(request.tokens.size(), model->info(), "input");
   if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();
-  request.constraint = model->format().constraint(input.conversation, std::move(content));
+  request.constraint =
+      blaming("tools", [&] { return model->format().constraint(input.conversation, std::move(content)); });
 
   Timeline::Entry entry;
   entry.id = new_id("resp_", 32);
@@ -136,7 +139,10 @@ Reply count_input_tokens(Api& api, const HttpRequest& http, const Client& client
   ResponseInput input = read_response_input(fields, api, client);
   read_text_format(fields, *model, input);
   leave_out(*model, input, 0);
-  const std::vector<int32_t> tokens = response_prompt(*model, input, 0);
+  const Engine& engine = model->engine();
+  check_conversation_countable(engine, input.conversation, "input");
+  const std::vector<int32_t> tokens = response_prompt(*model, input, 0, most_listed(engine));
+  check_countable(engine, tokens.size(), "input");
   std::string out;
   JsonWriter(out)
       .begin_object()

@@ -104,7 +104,8 @@ TEST(ResponseLog, IsReadWhileItIsWritten) {
 class LetterFormat final : public chat::Format {
  public:
   std::string_view name() const override { return "letters"; }
-  std::vector<int32_t> prompt(const chat::Conversation& conversation) const override {
+  using Format::prompt;
+  std::vector<int32_t> prompt(const chat::Conversation& conversation, size_t /*max_tokens*/) const override {
     std::vector<int32_t> tokens;
     for (const chat::Message& message : conversation.messages) {
       for (const char c : message.content) tokens.push_back(c);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "api_error.h"
+
 namespace millrace::server {
 namespace {
 
@@ -89,7 +91,7 @@ void truncate_to_fit(const chat::Format& format, chat::Conversation& conversatio
   const std::vector<Piece> pieces = pieces_of(all);
   const auto drop = [&](size_t count) {
     conversation.messages = without(all, pieces, count);
-    tokens = format.prompt(conversation);
+    tokens = format.prompt(conversation, most_counted(context));
     return tokens.size() <= room;
   };
   // The fewest that have to go; each try is a prompt of its own, so they are found by halving.

@@ -1,7 +1,9 @@
 // What a format needs of a model: its tokens and its chat template. Engine has both; tests bring their own.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,7 +14,11 @@ class Codec {
  public:
   virtual ~Codec() = default;
   // Nothing is added in front. With `parse_special` the names of control tokens in the text become them.
-  virtual std::vector<int32_t> encode(std::string_view text, bool parse_special) const = 0;
+  // Once more than `max_tokens` have come out the rest of the text is not looked at.
+  virtual std::vector<int32_t> encode(std::string_view text, bool parse_special, size_t max_tokens) const = 0;
+  std::vector<int32_t> encode(std::string_view text, bool parse_special) const {
+    return encode(text, parse_special, std::numeric_limits<size_t>::max());
+  }
   virtual std::string token_text(int32_t token) const = 0;  // its bytes, control tokens by name
   virtual bool is_special(int32_t token) const = 0;
   virtual int32_t vocab() const = 0;  // ids are below this

@@ -354,6 +354,27 @@ TEST(TemplateFormat, WhatUsersWriteStaysLetters) {
   EXPECT_NE(text.find("<|im_start|>user\n" + evil + "<|im_end|>"), std::string::npos) << text;
 }
 
+// All of the prompt, or more of its tokens than asked for; with and without names of control tokens in the
+// texts.
+TEST(TemplateFormat, StopsBehindSoManyTokens) {
+  const auto format =
+      make_template_format(template_codec(kHermesCall, true, false), std::make_shared<TextGrammars>());
+  for (const char* part : {"mill ", "</think>", "<|im_end|>mill "}) {
+    Conversation conversation;
+    for (int i = 0; i < 100; ++i) conversation.messages.push_back({.role = "user", .content = part});
+    conversation.messages.push_back(
+        {.role = "assistant", .tool_calls = {{.name = "f", .arguments = std::string(5000, 'a')}}});
+    const std::vector<int32_t> all = format->prompt(conversation);
+    EXPECT_EQ(format->prompt(conversation, all.size()), all);
+    for (const size_t most : {size_t{0}, size_t{1}, size_t{500}, all.size() - 2000}) {
+      const std::vector<int32_t> some = format->prompt(conversation, most);
+      EXPECT_GT(some.size(), most);
+      EXPECT_LT(some.size(), most + 100);
+      EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()));
+    }
+  }
+}
+
 TEST(TemplateFormat, ToolsWhereTheTemplateHasNone) {
   const auto codec = template_codec("", false, false);
   const auto format = make_template_format(codec, std::make_shared<TextGrammars>());

@@ -4,7 +4,9 @@
 // Everything here speaks in tokens, not in text: what a user wrote can never become a control token.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -100,7 +102,12 @@ class Format {
  public:
   virtual ~Format() = default;
   virtual std::string_view name() const = 0;  // harmony, hermes, llama3, mistral, plain
-  virtual std::vector<int32_t> prompt(const Conversation& conversation) const = 0;
+  // Once more than `max_tokens` have come out the rest is not tokenized: what came out is more than that
+  // then, and not all.
+  virtual std::vector<int32_t> prompt(const Conversation& conversation, size_t max_tokens) const = 0;
+  std::vector<int32_t> prompt(const Conversation& conversation) const {
+    return prompt(conversation, std::numeric_limits<size_t>::max());
+  }
   virtual std::unique_ptr<AnswerParser> parser(const Conversation& conversation) const = 0;
   // Tokens that end the turn, beside the model's own.
   virtual std::vector<int32_t> stop_tokens() const = 0;

@@ -20,9 +20,9 @@ class HarmonyFormat : public Format {
 
   std::string_view name() const override { return "harmony"; }
 
-  std::vector<int32_t> prompt(const Conversation& conversation) const override {
+  std::vector<int32_t> prompt(const Conversation& conversation, size_t max_tokens) const override {
     check_tool_choice(conversation);
-    return render_harmony(*codec_, tokens_, conversation);
+    return render_harmony(*codec_, tokens_, conversation, max_tokens);
   }
 
   std::unique_ptr<AnswerParser> parser(const Conversation& conversation) const override {

@@ -22,11 +22,13 @@ struct Header {
 
 class Writer {
  public:
-  Writer(const Codec& codec, const HarmonyTokens& tokens) : codec_(codec), tokens_(tokens) {}
+  Writer(const Codec& codec, const HarmonyTokens& tokens, size_t max_tokens)
+      : codec_(codec), tokens_(tokens), max_tokens_(max_tokens) {}
 
   // Pieces are encoded one by one, as openai-harmony does: no token reaches from one into the next.
   void text(std::string_view piece) {
-    const std::vector<int32_t> ids = codec_.encode(valid_utf8(piece), false);
+    if (out_.size() > max_tokens_) return;
+    const std::vector<int32_t> ids = codec_.encode(valid_utf8(piece), false, max_tokens_ - out_.size());
     out_.insert(out_.end(), ids.begin(), ids.end());
   }
   void message(const Header& header, std::string_view content) {
@@ -60,6 +62,7 @@ class Writer {
  private:
   const Codec& codec_;
   const HarmonyTokens& tokens_;
+  const size_t max_tokens_;
   std::vector<int32_t> out_;
 };
 
@@ -134,8 +137,9 @@ bool is_final(const Message& message) {
 
 class Renderer {
  public:
-  Renderer(const Codec& codec, const HarmonyTokens& tokens, const Conversation& conversation)
-      : conversation_(conversation), messages_(conversation.messages), writer_(codec, tokens) {}
+  Renderer(const Codec& codec, const HarmonyTokens& tokens, const Conversation& conversation,
+           size_t max_tokens)
+      : conversation_(conversation), messages_(conversation.messages), writer_(codec, tokens, max_tokens) {}
 
   std::vector<int32_t> run() {
     writer_.message({.role = "system"}, system_text(conversation_));
@@ -239,8 +243,8 @@ HarmonyTokens find_harmony_tokens(const Codec& codec) {
 }
 
 std::vector<int32_t> render_harmony(const Codec& codec, const HarmonyTokens& tokens,
-                                    const Conversation& conversation) {
-  return Renderer(codec, tokens, conversation).run();
+                                    const Conversation& conversation, size_t max_tokens) {
+  return Renderer(codec, tokens, conversation, max_tokens).run();
 }
 
 }  // namespace millrace::chat

@@ -9,7 +9,9 @@
 //   <|start|>assistant
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -19,8 +21,10 @@
 
 namespace millrace::chat {
 
+// Texts behind the first `max_tokens` are not tokenized: Format::prompt.
 std::vector<int32_t> render_harmony(const Codec& codec, const HarmonyTokens& tokens,
-                                    const Conversation& conversation);
+                                    const Conversation& conversation,
+                                    size_t max_tokens = std::numeric_limits<size_t>::max());
 
 // The recipient that a tool of this name has: functions.NAME, except for gpt-oss's own (python, browser.*)
 // where the client has no tool so called.

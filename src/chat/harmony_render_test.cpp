@@ -48,6 +48,19 @@ TEST(HarmonyRender, AsOpenAiHarmonyOnMoreCases) {
   check_cases(path, 1);
 }
 
+TEST(HarmonyRender, TextsBehindSoManyTokensAreNotTokenized) {
+  const test::ByteCodec codec = test::harmony_codec();
+  const HarmonyTokens tokens = find_harmony_tokens(codec);
+  Conversation conversation;
+  conversation.messages = {{.role = "user", .content = std::string(5000, 'a')},
+                           {.role = "user", .content = std::string(5000, 'b')}};
+  const std::vector<int32_t> all = render_harmony(codec, tokens, conversation);
+  EXPECT_EQ(render_harmony(codec, tokens, conversation, all.size()), all);
+  const std::vector<int32_t> some = render_harmony(codec, tokens, conversation, 3000);
+  EXPECT_GT(some.size(), 3000u);
+  EXPECT_LT(some.size(), 3100u);
+}
+
 std::string shown(const Conversation& conversation) {
   const test::ByteCodec codec = test::harmony_codec();
   std::string out;

@@ -12,9 +12,10 @@ class EngineCodec : public Codec {
  public:
   explicit EngineCodec(const Engine& engine) : engine_(engine) {}
 
-  std::vector<int32_t> encode(std::string_view text, bool parse_special) const override {
+  using Codec::encode;
+  std::vector<int32_t> encode(std::string_view text, bool parse_special, size_t max_tokens) const override {
     if (!engine_.model().has_tokenizer) return {};
-    return engine_.tokenize(text, false, parse_special);
+    return engine_.tokenize(text, false, parse_special, max_tokens);
   }
   // A model may have more rows than its tokenizer has tokens.
   std::string token_text(int32_t token) const override {

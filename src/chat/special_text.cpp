@@ -29,12 +29,19 @@ void append(const std::vector<int32_t>& ids, std::vector<int32_t>& out) {
   out.insert(out.end(), ids.begin(), ids.end());
 }
 
+// Until there are more than max_tokens in `out`.
+void append_text(const Codec& codec, std::string_view text, bool parse_special, size_t max_tokens,
+                 std::vector<int32_t>& out) {
+  if (out.size() > max_tokens) return;
+  append(codec.encode(text, parse_special, max_tokens - out.size()), out);
+}
+
 // Letters only. A marker is an ordinary token and would be found: it is cut where it was masked.
 void append_literal(const Codec& codec, std::string_view text, const SpecialText::Mask& mask,
-                    std::vector<int32_t>& out) {
-  while (!text.empty()) {
+                    size_t max_tokens, std::vector<int32_t>& out) {
+  while (!text.empty() && out.size() <= max_tokens) {
     const size_t cut = text.find(mask.marker);
-    append(codec.encode(SpecialText::unmask(text.substr(0, cut), mask), false), out);
+    append_text(codec, SpecialText::unmask(text.substr(0, cut), mask), false, max_tokens, out);
     text.remove_prefix(cut == std::string_view::npos ? text.size() : cut + mask.marker.size());
   }
 }
@@ -141,28 +148,28 @@ std::string SpecialText::unmask(std::string_view text, const Mask& mask) {
   return out;
 }
 
-std::vector<int32_t> SpecialText::encode(const Codec& codec, std::string_view rendered,
-                                         const Mask& mask) const {
-  if (mask.empty()) return codec.encode(rendered, true);
+std::vector<int32_t> SpecialText::encode(const Codec& codec, std::string_view rendered, const Mask& mask,
+                                         size_t max_tokens) const {
+  if (mask.empty()) return codec.encode(rendered, true, max_tokens);
   // Between two names of the template a run of text is taken by letters if anything in it was masked; all
   // else goes to the tokenizer in one piece.
   std::vector<int32_t> out;
   size_t taken = 0, run = 0;
-  while (run <= rendered.size()) {
+  while (run <= rendered.size() && out.size() <= max_tokens) {
     size_t at = 0;
     const Name* name = find(rendered, run, at);
     const size_t end = name != nullptr ? at : rendered.size();
     const std::string_view text = rendered.substr(run, end - run);
     if (text.find(mask.control) != std::string_view::npos ||
         text.find(mask.marker) != std::string_view::npos) {
-      append(codec.encode(rendered.substr(taken, run - taken), true), out);
-      append_literal(codec, text, mask, out);
+      append_text(codec, rendered.substr(taken, run - taken), true, max_tokens, out);
+      append_literal(codec, text, mask, max_tokens, out);
       taken = end;
     }
     if (name == nullptr) break;
     run = end + name->text.size();
   }
-  append(codec.encode(rendered.substr(taken), true), out);
+  append_text(codec, rendered.substr(taken), true, max_tokens, out);
   return out;
 }
 

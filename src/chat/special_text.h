@@ -35,8 +35,9 @@ class SpecialText {
   // Masks every string in the value, keys too. An assistant's own text keeps its markers (templates look for
   // </think> there).
   void mask(nlohmann::ordered_json& value, const Mask& mask, bool keep_markers) const;
-  // Tokens of a text rendered from masked variables.
-  std::vector<int32_t> encode(const Codec& codec, std::string_view rendered, const Mask& mask) const;
+  // Tokens of a text rendered from masked variables, not all of them once there are more than `max_tokens`.
+  std::vector<int32_t> encode(const Codec& codec, std::string_view rendered, const Mask& mask,
+                              size_t max_tokens) const;
   static std::string unmask(std::string_view text, const Mask& mask);
 
  private:

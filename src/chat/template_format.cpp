@@ -65,7 +65,7 @@ class TemplateFormat : public Format {
                                                 : "hermes";
   }
 
-  std::vector<int32_t> prompt(const Conversation& conversation) const override {
+  std::vector<int32_t> prompt(const Conversation& conversation, size_t max_tokens) const override {
     check_template();
     check_tool_choice(conversation);
     nlohmann::ordered_json variables = template_variables(conversation, traits_);
@@ -76,7 +76,8 @@ class TemplateFormat : public Format {
           conversation, traits_,
           [&](nlohmann::ordered_json& value, bool assistant) { special_.mask(value, mask, assistant); });
     }
-    return special_.encode(*codec_, with_images(codec_->render(variables.dump()), conversation), mask);
+    return special_.encode(*codec_, with_images(codec_->render(variables.dump()), conversation), mask,
+                           max_tokens);
   }
 
   std::unique_ptr<AnswerParser> parser(const Conversation& conversation) const override {

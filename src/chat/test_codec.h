@@ -30,9 +30,10 @@ class ByteCodec : public Codec {
     }
   }
 
-  std::vector<int32_t> encode(std::string_view text, bool parse_special) const override {
+  using Codec::encode;
+  std::vector<int32_t> encode(std::string_view text, bool parse_special, size_t max_tokens) const override {
     std::vector<int32_t> out;
-    while (!text.empty()) {
+    while (!text.empty() && out.size() <= max_tokens) {
       size_t length = parse_special ? match(specials_, text, out) : 0;
       if (length == 0) length = match(words_, text, out);
       if (length == 0) {

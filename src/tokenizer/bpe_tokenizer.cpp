@@ -72,7 +72,8 @@ void BpeTokenizer::find_longest() {
   }
   for (const AddedToken& token : parts_.added) look_at(token.content, 3 * token.content.size());
   for (size_t b = 0; b < 256; ++b) {
-    if (longest[b] > 0) share_of_byte_[b] = 1.0f / static_cast<float>(longest[b] * shrinks());
+    if (longest[b] > 0 && !drops_byte(static_cast<uint8_t>(b)))
+      share_of_byte_[b] = 1.0f / static_cast<float>(longest[b] * shrinks());
   }
 }
 
@@ -87,10 +88,24 @@ size_t BpeTokenizer::min_tokens(std::string_view text) const {
   return static_cast<size_t>(sum * (1 - 1e-6));  // floats round
 }
 
+// Of a text that is far more than max_tokens by that bound, as much as is surely twice as many: the first
+// max_tokens come out as they do of all of it, unless one word is as long.
+std::string_view BpeTokenizer::enough_of(std::string_view text, size_t max_tokens) const {
+  if (text.size() / 2 <= max_tokens) return text;
+  const double wanted = 2.0 * static_cast<double>(max_tokens) + 16;
+  double sum = 0;
+  size_t end = 0;
+  while (end < text.size() && sum <= wanted)
+    sum += static_cast<double>(share_of_byte_[static_cast<uint8_t>(text[end++])]);
+  while (end < text.size() && (text[end] & 0xc0) == 0x80) ++end;  // to the end of a character
+  return text.substr(0, end);
+}
+
 std::vector<TokenId> BpeTokenizer::encode(std::string_view text, EncodeOptions options) const {
   if (text.size() >= kMaxTextBytes)
     throw_error(ErrorCode::kBadInput, "text to encode has {} bytes, expected fewer than {}", text.size(),
                 kMaxTextBytes);
+  text = enough_of(text, options.max_tokens);
   EncodeState state;
   state.max_tokens = options.max_tokens;
   // A slot per 16 bytes finds nearly all repetitions; small texts should not pay for clearing a large table.

@@ -78,10 +78,11 @@ class BpeTokenizer : public Tokenizer {
   }
   virtual std::string piece_bytes(uint32_t id) const { return std::string(parts_.tokens.bytes(id)); }
 
-  // For min_tokens: how many bytes of text may become one byte of what is encoded, and whether some become
-  // nothing.
+  // For min_tokens: how many bytes of text may become one byte of what is encoded, whether any may become
+  // nothing, and whether this one may.
   virtual size_t shrinks() const { return 1; }
-  virtual bool drops_text() const = 0;
+  virtual bool drops_text() const { return false; }
+  virtual bool drops_byte(uint8_t /*byte*/) const { return false; }
 
   // An added token's content as decoding shows it.
   virtual std::string shown(std::string content) const { return content; }
@@ -95,6 +96,7 @@ class BpeTokenizer : public Tokenizer {
  private:
   struct Enough {};  // thrown when more than max_tokens have come out
 
+  std::string_view enough_of(std::string_view text, size_t max_tokens) const;
   void encode_all(std::string_view text, EncodeOptions options, EncodeState& state) const;
   void merge_word(std::string_view word, EncodeState& state) const;
   void find_longest();
@@ -106,8 +108,7 @@ class BpeTokenizer : public Tokenizer {
   // Per token: 0 not known yet, kDirect merging its bytes gives the token itself, kIndirect it does not.
   // Written by whoever finds out; every writer writes the same.
   std::unique_ptr<std::atomic<uint8_t>[]> reach_;
-  // [byte] 1 / the bytes of the longest token that has it; all 0 where a token may stand for any number of
-  // bytes.
+  // [byte] 1 / the bytes of the longest token that has it; 0 where a token may stand for any number of them.
   std::array<float, 256> share_of_byte_{};
 };
 

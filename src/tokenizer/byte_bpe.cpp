@@ -2,9 +2,6 @@
 // ill-formed bytes follow it.
 #include "tokenizer/byte_bpe.h"
 
-#include <algorithm>
-#include <iterator>
-
 #include "tokenizer/nfc.h"
 #include "tokenizer/unicode.h"
 
@@ -115,9 +112,11 @@ void ByteBpe::split(const char* begin, const char* end, size_t stage, std::strin
 // NFC: U+1FBE with two marks, seven bytes, becomes U+0390 of two bytes, and nothing shrinks more.
 size_t ByteBpe::shrinks() const { return options_.nfc ? 4 : 1; }
 
-bool ByteBpe::drops_text() const {
-  return std::any_of(std::begin(byte_symbols_), std::end(byte_symbols_),
-                     [&](uint32_t symbol) { return symbol == kAbsent || symbol == parts_.unk; });
+// Vocabularies may lack some bytes that no text has, as SmolLM2's does: what they become bounds nothing, and
+// the others count as ever.
+bool ByteBpe::drops_byte(uint8_t byte) const {
+  const uint32_t symbol = byte_symbols_[byte];
+  return symbol == kAbsent || symbol == parts_.unk;
 }
 
 void ByteBpe::start_symbols(std::string_view word, std::vector<uint32_t>& symbols) const {

@@ -34,7 +34,7 @@ class ByteBpe final : public BpeTokenizer {
   void encode_text(std::string_view text, bool at_start, EncodeState& state) const override;
   void start_symbols(std::string_view word, std::vector<uint32_t>& symbols) const override;
   size_t shrinks() const override;
-  bool drops_text() const override;
+  bool drops_byte(uint8_t byte) const override;
   std::string_view extend_over_space(std::string_view word, size_t out_begin, EncodeState& state) const;
   void split(const char* begin, const char* end, size_t stage, std::string_view& held,
              EncodeState& state) const;

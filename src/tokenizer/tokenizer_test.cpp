@@ -63,6 +63,21 @@ TEST(TokenizerSmall, SoManyTokensAtLeast) {
     }
   }
   EXPECT_GT(load(small_json("digits"))->min_tokens(std::string(100'000, 'a')), 1000u);
+  // Bytes that the vocabulary lacks say nothing, and take nothing away from what the others say.
+  json some = small_json("digits");
+  ASSERT_EQ(some["model"]["vocab"].erase("\u00c0"), 1u);  // byte 0xc0, which is in no text
+  const auto lacking = load(some);
+  EXPECT_GT(lacking->min_tokens(std::string(100'000, 'a')), 1000u);
+  EXPECT_EQ(lacking->min_tokens(std::string(100'000, '\xc0')), 0u);
+}
+
+// What is far more than wanted is not read to its end.
+TEST(TokenizerSmall, OneLongWordIsCut) {
+  const auto tokenizer = load(small_json("digits"));
+  const std::string word(size_t{32} << 20, 'a');
+  const Ids some = tokenizer->encode(word, {.max_tokens = 50});
+  EXPECT_GT(some.size(), 50u);
+  EXPECT_LT(some.size(), 100'000u);
 }
 
 TEST(TokenizerSmall, StopsWhenThereAreMoreThanWanted) {

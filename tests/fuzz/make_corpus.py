@@ -18,6 +18,8 @@ from attacks import attacks  # noqa: E402
 CORPUS = Path(__file__).resolve().parent / "corpus"
 API_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize",
              "/apply-template")  # as api_fuzz.cpp has them
+MORE_PATHS = ("/v1/messages", "/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/conversations", "/v1/rerank", "/infill",
+              "/api/chat", "/api/generate", "/api/embed", "/api/show")  # and these, from 98 on
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
 
@@ -101,9 +103,17 @@ def safetensors_files():
 def api_files():
     for number, (name, path, body, _) in enumerate(attacks(160)):
         model = 128 if number % 2 else 0
-        which = next(i for i in range(model, model + 128) if i % len(API_PATHS) == API_PATHS.index(path))
+        if path in API_PATHS:
+            which = next(i for i in range(model, model + 128) if i % len(API_PATHS) == API_PATHS.index(path))
+        else:
+            which = model + 98 + MORE_PATHS.index(path)
         if len(body) < 2000:
             yield "attack_" + re.sub(r"\W+", "_", name), bytes([which]) + body
+    # No brace: edits of the body that api_fuzz.cpp has for the endpoint; none, and a few.
+    for number, path in enumerate(MORE_PATHS):
+        name = re.sub(r"\W+", "_", path)
+        yield "body" + name, bytes([98 + number])
+        yield "edits" + name, bytes([128 + 98 + number, 3, 12, 5, 34, 9, 0])
     chat = b'{"messages":[{"role":"user","content":"a"}],"max_tokens":2}'
 
     def http(line, body=b"", headers=b""):

@@ -77,6 +77,15 @@ def prompts(size):
     yield "template variables", "/v1/chat/completions", numbered(
         '{"max_tokens":1,"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{', lambda i: f'"{i}":1', "}}",
         size), REFUSED
+    yield "arguments of a call", "/v1/chat/completions", filled(
+        '{"max_tokens":1,"messages":[{"role":"assistant","tool_calls":[{"id":"c","function":{"name":"f","arguments":"', "a",
+        '"}}]}]}', size), EITHER
+    yield "calls", "/v1/chat/completions", filled(
+        '{"max_tokens":1,"messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f"}}',
+        ',{"function":{"name":"f"}}', "]}]}", size), EITHER
+    yield "to count", "/v1/messages/count_tokens", filled('{"model":"m","messages":[{"role":"user","content":"', "a", '"}]}',
+                                                          size), EITHER
+    yield "to count as a response", "/v1/responses/input_tokens", filled('{"input":"', "a", '"}', size), EITHER
     yield "to tokenize", "/tokenize", filled('{"content":"', "a", '"}', size), EITHER
     yield "to render", "/apply-template", filled('{"messages":[{"role":"user","content":"', "a ", '"}]}', size), EITHER
     yield "messages to render", "/apply-template", filled('{"messages":[{"role":"user","content":"a"}',

@@ -28,7 +28,7 @@ class ErrorCodes(SharedServer):
         for field, call in (
                 ("messages", lambda **o: self.client.chat.completions.create(model="smollm2", messages=user, **o)),
                 ("input", lambda **o: self.client.responses.create(model="smollm2", input=LONG_TEXT, **o)),
-                (None, lambda **o: self.client.completions.create(model="smollm2", prompt=LONG_TEXT, **o))):
+                ("prompt", lambda **o: self.client.completions.create(model="smollm2", prompt=LONG_TEXT, **o))):
             for options in ({}, {"stream": True}):
                 with self.assertRaises(self.openai.BadRequestError) as caught:
                     call(**options)
@@ -41,6 +41,32 @@ class ErrorCodes(SharedServer):
         with self.assertRaises(self.openai.BadRequestError) as caught:
             self.client.embeddings.create(model="smollm2", input=["short", LONG_TEXT])
         self.assertEqual((caught.exception.code, caught.exception.param), ("context_length_exceeded", "input[1]"))
+        with self.assertRaises(self.openai.BadRequestError) as caught:
+            self.client.completions.create(model="smollm2", prompt=["short", [1] * 3000])
+        self.assertEqual((caught.exception.code, caught.exception.param), ("context_length_exceeded", "prompt[1]"))
+        self.assertIn("3000 tokens > 2048", caught.exception.message)  # counted, as far as it is worth it
+
+    def test_a_prompt_that_is_far_too_long_is_not_counted(self):
+        # Arguments go into a prompt as a template writes them, so that their bytes alone tell nothing.
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": "mill " * 60_000})}}
+        for path, body, field in (
+                ("/v1/chat/completions", {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]}, "messages"),
+                ("/v1/responses", {"input": [{"type": "function_call", "call_id": "c", **call["function"]}]}, "input")):
+            status, answer = self.server.json("POST", path, body)
+            error = answer["error"]
+            self.assertEqual((status, error["code"], error["param"]), (400, "context_length_exceeded", field))
+            self.assertRegex(error["message"], r"4\d\d\d tokens > 2048 maximum in '\w+' \(at least\)")
+
+    def test_what_is_counted_has_an_end(self):
+        text = "mill " * 140_000  # 2^17 tokens are counted
+        for path, body, field in (
+                ("/tokenize", {"content": text}, "content"), ("/tokenize", {"prompt": text}, "prompt"),
+                ("/v1/responses/input_tokens", {"input": text}, "input")):
+            self.assertEqual(self.code_of(path, body), ("invalid_value", field))
+        status, answer = self.server.json("POST", "/v1/messages/count_tokens", {
+            "model": "smollm2", "messages": [{"role": "user", "content": text}]})
+        self.assertEqual((status, answer["error"]["type"]), (400, "invalid_request_error"))
+        self.assertIn("'messages': is more than 131072 tokens", answer["error"]["message"])
 
     def code_of(self, path, body, status=400):
         code, parsed = self.server.json("POST", path, body)
@@ -60,6 +86,9 @@ class ErrorCodes(SharedServer):
                 ({**good, "top_logprobs": 99, "logprobs": True}, ("integer_above_max_value", "top_logprobs")),
                 ({**good, "max_tokens": 0}, ("integer_below_min_value", "max_tokens")),
                 ({**good, "tool_choice": "perhaps"}, ("invalid_value", "tool_choice")),
+                ({**good, "chat_template_kwargs": {str(i): i for i in range(257)}}, ("invalid_value", "chat_template_kwargs")),
+                ({**good, "tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {
+                    "type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}}}]}, ("invalid_value", "tools")),
                 ({**good, "stop": ["x"] * 17}, ("array_above_max_length", "stop")),
                 ({**good, "stop": "x" * 1001}, ("string_above_max_length", "stop")),
                 ({**good, "response_format": {"type": "json_schema"}},

@@ -170,7 +170,9 @@ std::string Server::listen() {
   const tcp::endpoint endpoint = found.begin()->endpoint();
   const auto check = [&](const char* what) {
     if (!error) return;
-    throw_error(ErrorCode::kIo, "cannot {} {}:{}: {}", what, options_.host, options_.port, error.message());
+    const bool taken = error == asio::error::address_in_use;
+    throw_error(ErrorCode::kIo, "cannot {} {}:{}: {}{}", what, options_.host, options_.port, error.message(),
+                taken ? "; --port chooses another" : "");
   };
   acceptor_.open(endpoint.protocol(), error);
   check("open a socket for");
