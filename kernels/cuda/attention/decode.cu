@@ -356,7 +356,6 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     if (p.angles == nullptr) ptx::wait_for_previous();
     produce_kv(p, stages, num_stages, shared);
   } else if (warp > kDecodeConsumerWarps) {
-    ptx::wait_for_previous();
     produce_inputs(p, shared);
   } else {
     DecodeConsumer<kDim, kFp8>(p, stages, num_stages, shared).run();
@@ -373,17 +372,18 @@ template <int kDim, bool kFp8>
 void launch_as(const PagedAttention& op, const Launch& at) {
   using Shape = DecodeShape<kDim, kFp8>;
   const int64_t items = int64_t{op.rows} * op.cache.kv_heads * (op.partial != nullptr ? op.max_splits : 1);
-  // In a step of single tokens at least one to every SM, most of them idle: with fewer, SMs that the kernel
-  // before leaves one by one have room for two CTAs of the kernel behind this one, and others get none.
+  // In a step of single tokens at least one to every SM, most of them idle: an SM without one would go to the
+  // kernel behind this one at once, whose copies then stand in the way of this one's.
   const int64_t least = op.angles != nullptr ? at.device.sm_count() : 1;
   const int64_t ctas = std::clamp<int64_t>(items, least, 2 * at.device.sm_count());
   const auto most = static_cast<int>(at.device.max_shared_memory() - sizeof(DecodeShared<kDim, kFp8>));
   int32_t stages = std::min(Shape::kStages, most / Shape::kStageBytes);
   const auto kernel = decode_attention_kernel<kDim, kFp8>;
   // As much as any launch needs: those of a graph differ, and the last word would be for all.
-  allow_shared_memory(kernel, shared_bytes<kDim, kFp8>(stages));
+  allow_shared_memory(kernel, alone_on_sm(shared_bytes<kDim, kFp8>(stages), at.device));
   if (op.op.window > 0) stages = std::min(stages, 2 * ((op.op.window + kKeyTile - 2) / kKeyTile + 1));
-  const size_t bytes = shared_bytes<kDim, kFp8>(stages);
+  size_t bytes = shared_bytes<kDim, kFp8>(stages);
+  if (ctas <= at.device.sm_count()) bytes = alone_on_sm(bytes, at.device);
   launch_dependent("decode_attention_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kDecodeThreads,
                    bytes, at, op, stages);
 }

@@ -82,9 +82,12 @@ __device__ void produce_inputs(const PagedAttention& p, DecodeShared<kDim, kFp8>
   constexpr uint32_t kRowBytes = kDim * sizeof(float);
   const int extra = p.angles != nullptr ? 3 : 0;
   RingPosition at;
+  bool waited = false;
   for (int32_t i = blockIdx.x; i < items.count; i += gridDim.x) {
     DecodeItem item;
     if (!items.at(i, item)) continue;
+    if (!waited) ptx::wait_for_previous();  // items are older than the step
+    waited = true;
     ptx::barrier_wait(shared.input_empty + at.stage, at.phase ^ 1u);
     uint64_t* full = shared.input_full + at.stage;
     RowInput<kDim, kFp8>& to = shared.inputs[at.stage];
@@ -104,6 +107,7 @@ __device__ void produce_inputs(const PagedAttention& p, DecodeShared<kDim, kFp8>
     }
     at = at.next(kInputs);
   }
+  if (!waited) ptx::wait_for_previous();  // every CTA ends behind the kernel ahead: see launch_as
 }
 
 }  // namespace millrace::cuda

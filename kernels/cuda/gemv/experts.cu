@@ -269,10 +269,12 @@ GemvLayout down_layout(const GemvExperts& op, const Device& device) {
 
 template <class Kernel>
 void launch(const char* name, Kernel* kernel, int64_t items, const ExpertParams& p, const Launch& at) {
-  allow_shared_memory(kernel, p.layout.total());
+  // Several tokens' CTAs share SMs.
+  const size_t bytes = p.op.tokens == 1 ? alone_on_sm(p.layout.total(), at.device) : p.layout.total();
+  allow_shared_memory(kernel, alone_on_sm(bytes, at.device));
   const int64_t ctas = items < at.device.sm_count() ? items : at.device.sm_count();
   launch_dependent(name, kernel, dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(p.op.tokens)),
-                   kThreads, p.layout.total(), at, p);
+                   kThreads, bytes, at, p);
 }
 
 template <PackedFormat kFormat>

@@ -179,10 +179,12 @@ void launch_router(const Router& op, const Launch& at) {
                             at, op);
   }
   const size_t shared_bytes = (kExpertsPerCta + 1) * static_cast<size_t>(op.cols) * sizeof(float);
-  allow_shared_memory(router_kernel, shared_bytes);
   const dim3 grid(static_cast<unsigned>((op.experts + kExpertsPerCta - 1) / kExpertsPerCta),
                   static_cast<unsigned>(op.tokens));
-  launch_dependent("router_kernel", router_kernel, grid, kRowThreads, shared_bytes, at, op);
+  const auto ctas = static_cast<int64_t>(grid.x) * grid.y;
+  const size_t bytes = ctas <= at.device.sm_count() ? alone_on_sm(shared_bytes, at.device) : shared_bytes;
+  allow_shared_memory(router_kernel, alone_on_sm(shared_bytes, at.device));
+  launch_dependent("router_kernel", router_kernel, grid, kRowThreads, bytes, at, op);
 }
 
 void launch_rows_to_bf16(const float* x, int64_t rows, int64_t cols, uint16_t* x_bf16, const Launch& at) {
