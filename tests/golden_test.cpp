@@ -82,8 +82,8 @@ bool has_states(const Runtime& runtime) {
 //     normal values is about 2.1 sigma, so the error is 2.1 / 127 / sqrt(12) = 0.5% of sigma per product;
 //   a GPU multiplies bf16 by bf16: activations are rounded, 0.16% of a value on average, and so are weights
 //     that no bf16 holds: 0.25% in all; blocks, whose scale is rounded too, are within the 0.5% above;
-//   a GPU's layers with a state multiply in TF32, 11 bits of mantissa: 2^-12 / sqrt(3) of either factor, 0.02%;
-//   BF16 cache: 8 bits of mantissa, 2^-9 / sqrt(3) = 0.11% per key and value; fp8: 4 bits, 1.8%;
+//   a GPU's layers with a state multiply in TF32, 11 bits of mantissa: 2^-12 / sqrt(3) of either factor,
+//   0.02%; BF16 cache: 8 bits of mantissa, 2^-9 / sqrt(3) = 0.11% per key and value; fp8: 4 bits, 1.8%;
 //   float32 sums of a few hundred terms: 1e-6.
 // Errors of the 5 products of a layer add like noise; 3 sigma are allowed.
 double bound(const Runtime& runtime, const std::string& device, DType kv_type) {

@@ -41,10 +41,10 @@ void launch_dependent(const char* name, void (*kernel)(Parameters...), dim3 grid
   launch_clusters(name, 1, kernel, grid, threads, shared_bytes, at, std::forward<Arguments>(arguments)...);
 }
 
-// Shared memory of a kernel of which an SM holds one CTA at a time: more than half of what there is. Kernels of
-// a decode step have a CTA to every SM and follow one another closely: with room for two, those of a kernel
-// go where the one ahead has left room first, two to some SMs and none to others, and the next ones after
-// them, to the end of the step (docs/kernels/cuda_decode.md).
+// Shared memory of a kernel of which an SM holds one CTA at a time: more than half of what there is. Kernels
+// of a decode step have a CTA to every SM and follow one another closely: with room for two, those of a
+// kernel go where the one ahead has left room first, two to some SMs and none to others, and the next ones
+// after them, to the end of the step (docs/kernels/cuda_decode.md).
 inline size_t alone_on_sm(size_t bytes, const Device& device) {
   return std::max<size_t>(bytes, device.max_shared_memory() / 2 + 1);
 }
