@@ -66,7 +66,7 @@ std::vector<int32_t> prompt_tokens(Prompt& prompt, const Engine& engine) {
 }
 
 size_t most_listed(const Engine& engine) {
-  return std::max(4 * static_cast<size_t>(engine.model().context), size_t{1} << 17);
+  return std::max(4 * static_cast<size_t>(engine.model().context), size_t{1} << 19);
 }
 
 void check_countable(const Engine& engine, size_t tokens, std::string_view path) {

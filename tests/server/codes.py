@@ -58,7 +58,7 @@ class ErrorCodes(SharedServer):
             self.assertRegex(error["message"], r"4\d\d\d tokens > 2048 maximum in '\w+' \(at least\)")
 
     def test_what_is_counted_has_an_end(self):
-        text = "mill " * 140_000  # 2^17 tokens are counted
+        text = "mill " * 530_000  # 2^19 tokens are counted
         for path, body, field in (
                 ("/tokenize", {"content": text}, "content"), ("/tokenize", {"prompt": text}, "prompt"),
                 ("/v1/responses/input_tokens", {"input": text}, "input")):
@@ -66,7 +66,7 @@ class ErrorCodes(SharedServer):
         status, answer = self.server.json("POST", "/v1/messages/count_tokens", {
             "model": "smollm2", "messages": [{"role": "user", "content": text}]})
         self.assertEqual((status, answer["error"]["type"]), (400, "invalid_request_error"))
-        self.assertIn("'messages': is more than 131072 tokens", answer["error"]["message"])
+        self.assertIn("'messages': is more than 524288 tokens", answer["error"]["message"])
 
     def code_of(self, path, body, status=400):
         code, parsed = self.server.json("POST", path, body)
