@@ -128,7 +128,8 @@ class Test:
     def __init__(self, library):
         self.library, self.torch, self.device = library, library.torch, library.name
         self.cases = self.failed = 0
-        self.allowed = {self.torch.float32: 3e-6, self.torch.bfloat16: 4e-3, self.torch.float16: 5e-4}
+        # float32: chains of up to 4,096 columns in the tensor cores' accumulators, which cut what they round.
+        self.allowed = {self.torch.float32: 5e-6, self.torch.bfloat16: 4e-3, self.torch.float16: 5e-4}
 
     def expect(self, what, good, detail=""):
         self.cases += 1
