@@ -22,6 +22,25 @@ PlacedHeads placed(const HeadColumns& from, int64_t to) {
   return {from.first, from.heads, from.dim, from.per_group, from.group_stride, to, from.scale};
 }
 
+// What StateScan and ReplayedScan have alike: q, k and v behind the convolution `conv`, a token a row.
+template <class Scan>
+Scan scan_behind(const ShortConv& conv, const StateShape& s, const Workspace& w) {
+  Scan scan;
+  scan.q = w.convolved.as<const float>() + s.query_at();
+  scan.k = w.convolved.as<const float>() + s.key_at();
+  scan.v = w.convolved.as<const float>() + s.value_at();
+  scan.q_stride = scan.k_stride = scan.v_stride = s.channels();
+  scan.out = w.attention.as<float>();
+  scan.key_heads = s.key_heads;
+  scan.heads = s.value_heads;
+  scan.key_dim = s.key_dim;
+  scan.value_dim = s.value_dim;
+  scan.tiled = s.tiled;
+  scan.sequences = conv.sequences;
+  scan.pool = conv.pool;
+  return scan;
+}
+
 }  // namespace
 
 StatePool StepLauncher::state_pool_of(int layer) const {
@@ -165,23 +184,11 @@ void StepLauncher::operator()(const StateMix& op) {
     channel_scan(conv);
     return finish_state(op);
   }
-  StateScan scan;
-  scan.q = w_.convolved.as<const float>() + s.query_at();
-  scan.k = w_.convolved.as<const float>() + s.key_at();
-  scan.v = w_.convolved.as<const float>() + s.value_at();
-  scan.q_stride = scan.k_stride = scan.v_stride = s.channels();
+  auto scan = scan_behind<StateScan>(conv, s, w_);
   scan.logs = w_.decays.as<const float>();
   (delta ? scan.betas : scan.steps) = w_.betas.as<const float>();
   scan.skip = state_vector(op.d);
   scan.scale = delta ? 1.0f / std::sqrt(static_cast<float>(s.key_dim)) : 1.0f;
-  scan.out = w_.attention.as<float>();
-  scan.key_heads = s.key_heads;
-  scan.heads = s.value_heads;
-  scan.key_dim = s.key_dim;
-  scan.value_dim = s.value_dim;
-  scan.tiled = s.tiled;
-  scan.sequences = conv.sequences;
-  scan.pool = conv.pool;
   scan.most_tokens = most_tokens;
   if (delta) {
     launch_gated_delta(scan, at_);
@@ -194,22 +201,10 @@ void StepLauncher::operator()(const StateMix& op) {
 // The delta rule with a decay of each row of the state; conv: whose sequences and pool they are.
 void StepLauncher::channel_scan(const ShortConv& conv) {
   const StateShape& s = spec_.state;
-  ReplayedScan scan;
-  scan.q = w_.convolved.as<const float>() + s.query_at();
-  scan.k = w_.convolved.as<const float>() + s.key_at();
-  scan.v = w_.convolved.as<const float>() + s.value_at();
-  scan.q_stride = scan.k_stride = scan.v_stride = s.channels();
+  auto scan = scan_behind<ReplayedScan>(conv, s, w_);
   scan.decays = w_.decays.as<const float>();
   scan.betas = w_.betas.as<const float>();
   scan.scale = 1.0f / std::sqrt(static_cast<float>(s.key_dim));
-  scan.out = w_.attention.as<float>();
-  scan.key_heads = s.key_heads;
-  scan.heads = s.value_heads;
-  scan.key_dim = s.key_dim;
-  scan.value_dim = s.value_dim;
-  scan.tiled = s.tiled;
-  scan.sequences = conv.sequences;
-  scan.pool = conv.pool;
   launch_replayed_scan(scan, at_);
 }
 
