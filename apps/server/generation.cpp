@@ -1,8 +1,21 @@
 #include "generation.h"
 
 #include <algorithm>
+#include <string_view>
 
 namespace millrace::server {
+namespace {
+
+// With the field of the request that the engine's words begin with: "attention: found sparse, expected ..".
+ApiError refusal_of(const Error& error) {
+  ApiError refusal = to_api_error(error.code(), error.what());
+  const std::string_view message = error.what(),
+                         name = message.substr(0, message.find_first_not_of("abcdefghijklmnopqrstuvwxyz_"));
+  if (message.substr(name.size()).starts_with(": found ")) refusal.param = name;
+  return refusal;
+}
+
+}  // namespace
 
 std::string_view finish_name(FinishReason reason) {
   return reason == FinishReason::kEndToken || reason == FinishReason::kStopString ? "stop" : "length";
@@ -26,7 +39,7 @@ Generation::Generation(ModelLease model, Timeline& timeline, const std::vector<R
   } catch (const PromptTooLong& error) {
     throw ApiError(400, error.what(), "", "context_length_exceeded");
   } catch (const Error& error) {
-    throw to_api_error(error.code(), error.what());
+    throw refusal_of(error);
   }
   entry_ = timeline_.add(std::move(entry));
   // At once: who leaves before the first token has had it computed all the same.

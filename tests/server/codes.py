@@ -57,6 +57,10 @@ class ErrorCodes(SharedServer):
             self.assertEqual((status, error["code"], error["param"]), (400, "context_length_exceeded", field))
             self.assertRegex(error["message"], r"4\d\d\d tokens > 2048 maximum in '\w+' \(at least\)")
 
+    def test_what_the_engine_refuses_names_its_field(self):
+        self.assertEqual(self.code_of("/v1/chat/completions", {"messages": MESSAGES, "attention": "sparse"}),
+                         ("unsupported_value", "attention"))
+
     def test_what_is_counted_has_an_end(self):
         text = "mill " * 530_000  # 2^19 tokens are counted
         for path, body, field in (
