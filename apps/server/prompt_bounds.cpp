@@ -21,6 +21,17 @@ void check(const Engine& engine, size_t min_tokens, std::string_view path) {
   throw context_exceeded(min_tokens, static_cast<int64_t>(context), std::string(path), true);
 }
 
+// One check for every message: a conversation is refused at the first with which it is too long.
+template <class Check>
+void check_sums(const Engine& engine, const chat::Conversation& conversation, std::string_view path,
+                const Check& check_one) {
+  size_t sum = 0;
+  for (const chat::Message& message : conversation.messages) {
+    sum += least_tokens(engine, message);
+    check_one(engine, sum, path);
+  }
+}
+
 }  // namespace
 
 void check_text_may_fit(const Engine& engine, std::string_view text, std::string_view path) {
@@ -46,11 +57,7 @@ size_t least_tokens(const Engine& engine, const chat::Message& message) {
 
 void check_conversation_may_fit(const Engine& engine, const chat::Conversation& conversation,
                                 std::string_view path) {
-  size_t sum = 0;
-  for (const chat::Message& message : conversation.messages) {
-    sum += least_tokens(engine, message);
-    check(engine, sum, path);
-  }
+  check_sums(engine, conversation, path, check);
 }
 
 std::vector<int32_t> prompt_tokens(Prompt& prompt, const Engine& engine) {
@@ -76,11 +83,7 @@ void check_countable(const Engine& engine, size_t tokens, std::string_view path)
 
 void check_conversation_countable(const Engine& engine, const chat::Conversation& conversation,
                                   std::string_view path) {
-  size_t sum = 0;
-  for (const chat::Message& message : conversation.messages) {
-    sum += least_tokens(engine, message);
-    check_countable(engine, sum, path);
-  }
+  check_sums(engine, conversation, path, check_countable);
 }
 
 }  // namespace millrace::server

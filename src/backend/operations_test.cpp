@@ -317,13 +317,13 @@ std::vector<float> attention_of(Backend& backend, const Seen& c, bool rounds_kv)
   return all;
 }
 
+// Sizes of heads and types of the cache, for the attention kernels of every kind.
+constexpr std::pair<int32_t, DType> kHeadTypes[] = {
+    {16, DType::kF32}, {64, DType::kBF16}, {128, DType::kBF16}, {64, DType::kF8E4M3}, {256, DType::kBF16}};
+
 TEST(Operations, WhatATokenSees) {
   std::vector<Seen> cases;
-  for (const auto& [dim, type] : std::vector<std::pair<int32_t, DType>>{{16, DType::kF32},
-                                                                        {64, DType::kBF16},
-                                                                        {128, DType::kBF16},
-                                                                        {64, DType::kF8E4M3},
-                                                                        {256, DType::kBF16}}) {
+  for (const auto& [dim, type] : kHeadTypes) {
     cases.push_back({4, 2, dim, type, 0, 0, 5.0f, false});
     cases.push_back({4, 2, dim, type, 24, 0, 5.0f, false});
     cases.push_back({4, 1, dim, type, 0, 24, 0.0f, false});
@@ -450,11 +450,7 @@ std::vector<float> attention_with_image(Backend& backend, const Seen& c, bool ro
 
 TEST(Operations, RowsOfImagesSeeOneAnother) {
   std::vector<Seen> cases;
-  for (const auto& [dim, type] : std::vector<std::pair<int32_t, DType>>{{16, DType::kF32},
-                                                                        {64, DType::kBF16},
-                                                                        {128, DType::kBF16},
-                                                                        {64, DType::kF8E4M3},
-                                                                        {256, DType::kBF16}}) {
+  for (const auto& [dim, type] : kHeadTypes) {
     for (const int32_t window : {0, 9}) cases.push_back({4, 2, dim, type, window, 0, 0.0f, false});
   }
   for (Device& device : all_devices()) {

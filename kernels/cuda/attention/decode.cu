@@ -372,8 +372,8 @@ template <int kDim, bool kFp8>
 void launch_as(const PagedAttention& op, const Launch& at) {
   using Shape = DecodeShape<kDim, kFp8>;
   const int64_t items = int64_t{op.rows} * op.cache.kv_heads * (op.partial != nullptr ? op.max_splits : 1);
-  // In a step of single tokens at least one to every SM, most of them idle: an SM without one would go to the
-  // kernel behind this one at once, whose copies then stand in the way of this one's.
+  // In a step of single tokens at least one to every SM, most of them idle, as the other kernels of a step
+  // have: 1% faster for experts (docs/log/2026-11-18-dense-decode.md).
   const int64_t least = op.angles != nullptr ? at.device.sm_count() : 1;
   const int64_t ctas = std::clamp<int64_t>(items, least, 2 * at.device.sm_count());
   const auto most = static_cast<int>(at.device.max_shared_memory() - sizeof(DecodeShared<kDim, kFp8>));
