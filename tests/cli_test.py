@@ -70,6 +70,7 @@ class Help(CliTest):
         self.bad("run", self.model, "-p", "a", "--logprobs", "2", says=["--json"])
         self.bad("run", self.model, "-p", "a", "--kv-type", "int7", says=["--kv-type", "int7", "int8"])
         self.bad("bench", self.model, "--clients", 2, "--roofline", says=["--roofline", "--clients"])
+        self.bad("bench", self.model, "--energy", "--roofline", says=["--energy", "--roofline"])
         self.bad("bench", self.model, "--kv-dir", "x", says=["--kv-dir", "--clients"])
         self.bad("tokenize", self.model, says=["TEXT"])
 

@@ -15,6 +15,7 @@
 #include "base/paging.h"
 #include "base/stolen_time.h"
 #include "bench_clients.h"
+#include "bench_energy.h"
 #include "bench_machine.h"
 #include "bench_roofline.h"
 #include "interrupt.h"
@@ -36,7 +37,7 @@ double seconds_since(Clock::time_point start) {
 struct BenchOptions {
   EngineOptions engine = default_options();
   int32_t prompt = 512, generate = 128, depth = 0, repeat = 3;
-  bool warm_up = false, roofline = false, json = false;
+  bool warm_up = false, roofline = false, energy = false, json = false;
 };
 
 constexpr const char* kBenchFooter =
@@ -45,6 +46,8 @@ constexpr const char* kBenchFooter =
     "  millrace bench model.gguf -p 2048 -n 64 --depth 8192 --json\n"
     "  millrace bench model.gguf -p 512 -n 32 --roofline        # where the time goes\n"
     "  millrace bench model.gguf --clients 32 -p 256 -n 64\n"
+    "  millrace bench model.gguf -n 1024 -p 8192 --energy       # joules a token; counters want half a "
+    "second\n"
     "  MILLRACE_ISA=scalar millrace bench model.gguf -p 64 -n 16 --repeat 1\n"
     "Each repeat reads -p tokens, and decodes -n tokens one by one, both after --depth tokens that are not "
     "timed\n"
@@ -72,6 +75,7 @@ struct Samples {
 
 struct BenchResult {
   Samples prefill, decode;  // tok/s
+  EnergyUse prefill_energy, decode_energy;
   double load_s = 0.0, first_token_s = 0.0, read_gb_s = 0.0;
   size_t bytes_per_token = 0, peak_rss_bytes = 0, anonymous_bytes = 0;
   std::optional<double> stolen;  // of the processors' time, by a hypervisor
@@ -91,7 +95,8 @@ size_t status_bytes(const std::string& key) {
   return 0;
 }
 
-void run_once(Runtime& runtime, const BenchOptions& options, BenchResult& result) {
+// energy: the counters to read, or null.
+void run_once(Runtime& runtime, const BenchOptions& options, EnergyCounters* energy, BenchResult& result) {
   Progress progress("bench", false);
   const auto deeper = [&](int32_t done) {
     progress.update(static_cast<size_t>(done), static_cast<size_t>(options.depth));
@@ -100,9 +105,11 @@ void run_once(Runtime& runtime, const BenchOptions& options, BenchResult& result
   const std::vector<int32_t> prompt = some_tokens(options.prompt, vocab);
   {
     kv::Sequence sequence = sequence_at(runtime, options.depth, deeper);
+    if (energy != nullptr) energy->start();
     const Clock::time_point start = Clock::now();
     const int32_t token = argmax(runtime.prefill(sequence, prompt));
     const double seconds = seconds_since(start);
+    if (energy != nullptr) energy->stop(options.prompt, seconds, result.prefill_energy);
     if (token < 0) throw_error(ErrorCode::kBadInput, "logits: none is a number above -infinity");
     if (result.prefill.values.empty()) result.first_token_s = seconds;
     result.prefill.values.push_back(static_cast<double>(prompt.size()) / seconds);
@@ -111,6 +118,7 @@ void run_once(Runtime& runtime, const BenchOptions& options, BenchResult& result
   kv::Sequence sequence = sequence_at(runtime, options.depth, deeper);
   int32_t token = prompt[0];
   std::vector<int32_t> answer(static_cast<size_t>(options.generate));
+  if (energy != nullptr) energy->start();
   const Clock::time_point start = Clock::now();
   constexpr size_t kAtOnce = 256;  // between looks at the progress
   for (size_t done = 0; done < answer.size(); done += kAtOnce) {
@@ -120,32 +128,40 @@ void run_once(Runtime& runtime, const BenchOptions& options, BenchResult& result
     progress.update(done, answer.size());
     throw_if_interrupted();
   }
-  result.decode.values.push_back(options.generate / seconds_since(start));
+  const double seconds = seconds_since(start);
+  result.decode.values.push_back(options.generate / seconds);
+  if (energy != nullptr) energy->stop(options.generate, seconds, result.decode_energy);
 }
 
 nlohmann::ordered_json to_json(const BenchOptions& options, Runtime& runtime, const BenchResult& result) {
-  return {{"decode_tok_s", result.decode.median()},
-          {"prefill_tok_s", result.prefill.median()},
-          {"bytes_per_token", result.bytes_per_token},
-          {"read_gb_s", result.read_gb_s > 0 ? nlohmann::ordered_json(result.read_gb_s) : nullptr},
-          {"decode_bandwidth_fraction",
-           result.read_gb_s > 0 ? nlohmann::ordered_json(result.fraction()) : nullptr},
-          {"stolen_fraction", result.stolen ? nlohmann::ordered_json(*result.stolen) : nullptr},
-          {"load_s", result.load_s},
-          {"first_token_s", result.first_token_s},
-          {"peak_rss_bytes", result.peak_rss_bytes},
-          {"anonymous_bytes", result.anonymous_bytes},
-          {"isa", runtime.backend().isa()},
-          {"threads", runtime.backend().threads()},
-          {"device", runtime.backend().name()},
-          {"model", valid_utf8(runtime.checkpoint().path())},
-          {"architecture", runtime.config().architecture},
-          {"prompt_tokens", options.prompt},
-          {"decode_tokens", options.generate},
-          {"depth", options.depth},
-          {"repeat", options.repeat},
-          {"decode_tok_s_range", {result.decode.low(), result.decode.high()}},
-          {"prefill_tok_s_range", {result.prefill.low(), result.prefill.high()}}};
+  nlohmann::ordered_json json = {
+      {"decode_tok_s", result.decode.median()},
+      {"prefill_tok_s", result.prefill.median()},
+      {"bytes_per_token", result.bytes_per_token},
+      {"read_gb_s", result.read_gb_s > 0 ? nlohmann::ordered_json(result.read_gb_s) : nullptr},
+      {"decode_bandwidth_fraction",
+       result.read_gb_s > 0 ? nlohmann::ordered_json(result.fraction()) : nullptr},
+      {"stolen_fraction", result.stolen ? nlohmann::ordered_json(*result.stolen) : nullptr},
+      {"load_s", result.load_s},
+      {"first_token_s", result.first_token_s},
+      {"peak_rss_bytes", result.peak_rss_bytes},
+      {"anonymous_bytes", result.anonymous_bytes},
+      {"isa", runtime.backend().isa()},
+      {"threads", runtime.backend().threads()},
+      {"device", runtime.backend().name()},
+      {"model", valid_utf8(runtime.checkpoint().path())},
+      {"architecture", runtime.config().architecture},
+      {"prompt_tokens", options.prompt},
+      {"decode_tokens", options.generate},
+      {"depth", options.depth},
+      {"repeat", options.repeat},
+      {"decode_tok_s_range", {result.decode.low(), result.decode.high()}},
+      {"prefill_tok_s_range", {result.prefill.low(), result.prefill.high()}}};
+  if (options.energy) {
+    json["energy"] = {{"prefill_joules_per_token", result.prefill_energy.json()},
+                      {"decode_joules_per_token", result.decode_energy.json()}};
+  }
+  return json;
 }
 
 std::string to_text(const BenchOptions& options, Runtime& runtime, const BenchResult& result) {
@@ -160,6 +176,10 @@ std::string to_text(const BenchOptions& options, Runtime& runtime, const BenchRe
   const std::string at = options.depth > 0 ? fmt::format(" at depth {}", options.depth) : "";
   line(fmt::format("prefill of {}{}", options.prompt, at), speed(result.prefill));
   line(fmt::format("decode of {}{}", options.generate, at), speed(result.decode));
+  if (options.energy) {
+    line("energy of the prompt", result.prefill_energy.text());
+    line("energy of decoding", result.decode_energy.text());
+  }
   line("weights read per token", human_bytes(result.bytes_per_token));
   if (result.read_gb_s > 0) {
     line("read bandwidth, same threads", fmt::format("{:.1f} GB/s", result.read_gb_s));
@@ -196,17 +216,21 @@ int bench(const BenchOptions& options) {
     const RooflineRun run = {options.prompt, options.generate, options.depth, options.repeat};
     return roofline(*runtime, *meter, run, options.json);
   }
+  EnergyCounters energy(runtime->backend());
+  if (options.energy) energy.check();
   if (options.warm_up) {
     BenchOptions few = options;
     few.depth = 0;
     few.prompt = std::min(options.prompt, 32);
     few.generate = std::min(options.generate, 4);
     BenchResult untimed;
-    run_once(*runtime, few, untimed);
+    run_once(*runtime, few, nullptr, untimed);
   }
   StolenTime time;
   (void)time.share();  // from here on
-  for (int32_t i = 0; i < options.repeat; ++i) run_once(*runtime, options, result);
+  for (int32_t i = 0; i < options.repeat; ++i) {
+    run_once(*runtime, options, options.energy ? &energy : nullptr, result);
+  }
   result.stolen = time.share();
   result.bytes_per_token = runtime->model().bytes_per_token();
   // Before the bandwidth buffer comes into it.
@@ -238,6 +262,8 @@ void add_bench(CommandLine& line) {
   command.flag("--warm-up", options->warm_up, "a short prompt and a few tokens before the clock starts");
   command.flag("--roofline", options->roofline,
                "per operation: time, bytes, operations, and their share of the machine's limits");
+  command.flag("--energy", options->energy,
+               "joules a token, of the GPU (NVML) and the processors (RAPL, which root may read)");
   command.flag("--json", options->json, "one JSON object");
   const std::shared_ptr<ClientOptions> clients = add_client_options(command, options->engine);
   add_device_options(command, options->engine);
@@ -262,10 +288,14 @@ void add_bench(CommandLine& line) {
         name, [clients] { return clients->temperature > 0; }, "without --temp: greedy looks at one token");
   }
   command.refuse_unless(
+      "--energy", [options] { return !options->roofline; },
+      "with --roofline, which times operations one by one");
+  command.refuse_unless(
       "--warm-up", [options] { return !options->roofline; }, "with --roofline, which keeps the fastest run");
   command.runs([options, clients] {
     if (clients->clients == 0) return bench(*options);
-    return bench_clients(options->engine, *clients, options->prompt, options->generate, options->json);
+    return bench_clients(options->engine, *clients, options->prompt, options->generate, options->energy,
+                         options->json);
   });
 }
 

@@ -14,6 +14,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "bench_energy.h"
 #include "interrupt.h"
 #include "millrace/engine.h"
 #include "model_options.h"
@@ -41,6 +42,7 @@ struct Result {
   int64_t prompt_tokens = 0, generated_tokens = 0, cached_tokens = 0, failed = 0;
   double decode_s = 0;  // of steps without prompts
   uint64_t decode_tokens = 0;
+  EnergyUse energy;
   std::map<int32_t, std::vector<double>> queue_s, first_token_s;  // by priority
   double tok_s() const { return seconds > 0 ? static_cast<double>(generated_tokens) / seconds : 0; }
 };
@@ -127,6 +129,7 @@ class Clients {
     const EngineStats after = engine_.stats();
     result.decode_s = after.decode_s - before.decode_s;
     result.decode_tokens = after.decode_tokens - before.decode_tokens;
+    result.energy.add(before.energy_joules, after.energy_joules, result.generated_tokens, result.seconds);
     return result;
   }
 
@@ -211,7 +214,8 @@ Json histogram_json(const Histogram& h) {
           {"p99_s", h.quantile_s(0.99)}};
 }
 
-Json to_json(const Engine& engine, const ClientOptions& options, const Result& one, const Result& many) {
+Json to_json(const Engine& engine, const ClientOptions& options, bool energy, const Result& one,
+             const Result& many) {
   const EngineStats s = engine.stats();
   Json priorities = Json::object();
   for (const auto& [priority, waits] : many.queue_s) {
@@ -222,7 +226,7 @@ Json to_json(const Engine& engine, const ClientOptions& options, const Result& o
                                             {"first_token_p50_s", quantile(first, 0.5)},
                                             {"first_token_p99_s", quantile(first, 0.99)}};
   }
-  return {
+  Json json = {
       {"clients", options.clients},
       {"requests", options.clients * options.requests},
       {"failed", many.failed},
@@ -261,9 +265,11 @@ Json to_json(const Engine& engine, const ClientOptions& options, const Result& o
       {"by_priority", priorities},
       {"buffers", {{"in_use", s.memory.in_use}, {"peak", s.memory.peak}, {"reserved", s.memory.reserved}}},
       {"device", engine.model().device}};
+  if (energy) json["energy"] = {{"joules_per_generated_token", many.energy.json()}};
+  return json;
 }
 
-std::string to_text(const Engine& engine, const ClientOptions& options, const Result& one,
+std::string to_text(const Engine& engine, const ClientOptions& options, bool energy, const Result& one,
                     const Result& many) {
   const EngineStats s = engine.stats();
   std::string out = fmt::format("{} on {}\n", valid_utf8(engine.model().name), engine.model().device);
@@ -277,6 +283,7 @@ std::string to_text(const Engine& engine, const ClientOptions& options, const Re
                    many.tok_s(), one.tok_s(), one.tok_s() > 0 ? many.tok_s() / one.tok_s() : 0.0));
   line("prompts",
        fmt::format("{} tokens, {} of them found in the cache", many.prompt_tokens, many.cached_tokens));
+  if (energy) line("energy, of generated tokens", many.energy.text());
   line("steps without prompts",
        fmt::format("{} tokens, {:.1f} tok/s", many.decode_tokens,
                    many.decode_s > 0 ? static_cast<double>(many.decode_tokens) / many.decode_s : 0.0));
@@ -326,7 +333,7 @@ std::shared_ptr<ClientOptions> add_client_options(Command& command, EngineOption
 }
 
 int bench_clients(const EngineOptions& given, const ClientOptions& options, int32_t prompt, int32_t generate,
-                  bool json) {
+                  bool energy, bool json) {
   const int32_t longest = options.shared_prefix + prompt + generate + 1;
   EngineOptions engine_options = given;
   if (engine_options.context == 0) engine_options.context = longest;
@@ -336,6 +343,7 @@ int bench_clients(const EngineOptions& given, const ClientOptions& options, int3
     throw_error(ErrorCode::kBadInput, "--ctx is {}, expected at least {} for --shared-prefix, -p and -n",
                 engine->model().context, longest);
   }
+  if (energy && engine->stats().energy_joules.empty()) refuse_without_counters();
   LiveLine live(*engine);
   const auto show = [&](double seconds) { live.update(seconds); };
   // Few requests are enough for one client: nothing varies but their lengths.
@@ -356,9 +364,9 @@ int bench_clients(const EngineOptions& given, const ClientOptions& options, int3
                  options.top_p,         options.top_k,      adapter};
   const Result many = Clients(*engine, all, 42).run(show);
   if (json) {
-    write_json(to_json(*engine, options, one, many));
+    write_json(to_json(*engine, options, energy, one, many));
   } else {
-    write_stdout(to_text(*engine, options, one, many));
+    write_stdout(to_text(*engine, options, energy, one, many));
   }
   engine->shutdown(true);
   return many.failed > 0 ? 1 : 0;

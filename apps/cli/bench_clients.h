@@ -19,6 +19,6 @@ struct ClientOptions {
 // --clients and what belongs to it; -p, -n and --json are bench's own.
 std::shared_ptr<ClientOptions> add_client_options(Command& command, EngineOptions& engine);
 int bench_clients(const EngineOptions& given, const ClientOptions& options, int32_t prompt, int32_t generate,
-                  bool json);
+                  bool energy, bool json);
 
 }  // namespace millrace::cli

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <fstream>
 #include <functional>
+#include <map>
 
 #include "base/json_writer.h"
 #include "endpoints.h"
@@ -122,6 +123,15 @@ class Exposition {
                           name, m.label, sum);
     }
   }
+  // Of the machine: what each counter says, once, whichever models' devices it is of.
+  void energy() {
+    std::map<std::string, double> joules;
+    for (const Model& m : models_) joules.insert(m.stats.energy_joules.begin(), m.stats.energy_joules.end());
+    if (joules.empty()) return;
+    head("counter", "energy_joules_total", "Energy that the machine has used, by counter.");
+    for (const auto& [counter, value] : joules)
+      of_server_labelled("energy_joules_total", "counter", counter, value);
+  }
   std::string take() { return std::move(out_); }
 
  private:
@@ -232,6 +242,7 @@ HttpResponse metrics(Api& api) {
   e.of_server_labelled("http_responses_total", "code", "5xx", static_cast<double>(c.status_5xx.load()));
   e.of_server("counter", "http_refused_connections_total", "Connections beyond the limit.",
               static_cast<double>(c.refused_connections.load()));
+  e.energy();
   e.of_server("gauge", "resident_memory_bytes", "Of this process.", static_cast<double>(resident_bytes()));
   return {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = e.take()};
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -89,6 +90,10 @@ struct EngineStats {
   uint64_t rows_picked_by_ranks = 0, rows_gathered = 0;
   Histogram queue_time, first_token, inter_token, request_time, step_time;
   MemoryStats memory;  // buffers of the engine itself
+  // Joules that each counter of the machine has counted since some moment in the past: "processors" (RAPL),
+  // "gpu " and its bus id (NVML). Everything that ran is in them, the model or not. Empty where none can be
+  // read.
+  std::map<std::string, double> energy_joules = {};
   // The ranks that share the model, one group for each replica; empty where none were started.
   std::vector<RankGroupStats> rank_groups = {};
 };

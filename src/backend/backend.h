@@ -659,6 +659,11 @@ struct BackendOptions {
   const dist::Shares* shares = nullptr;
 };
 
+struct DeviceEnergy {
+  std::string counter;  // "gpu 00000000:3B:00.0"
+  double joules = 0.0;  // since some moment in the past
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -673,6 +678,8 @@ class Backend {
   virtual bool gives_hidden_states() const { return false; }  // of its executors: read_hidden
   // Bytes a second that its own memory is read with, measured now; nothing: it uses the machine's.
   virtual std::optional<double> measure_read_bandwidth() { return std::nullopt; }
+  // Energy that the device has used, by a counter of its own; nothing: it has none. Any thread.
+  virtual std::optional<DeviceEnergy> energy() const { return std::nullopt; }
   // Of a rank: which part of the weights load_weight expects. Absent: all of them.
   virtual const dist::Shares* shares() const { return nullptr; }
   // What of an architecture's operations this device does not do (op_features.h): none, or Model::load

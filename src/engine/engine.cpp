@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/json_tree.h"
+#include "base/processor_energy.h"
 #include "engine/available_memory.h"
 #include "engine/engine_options.h"
 #include "engine/fim_tokens.h"
@@ -73,6 +74,7 @@ class Engine::Impl {
   EngineStats stats() const {
     EngineStats stats = replicas_.front()->stats();
     for (size_t i = 1; i < replicas_.size(); ++i) add_stats(stats, replicas_[i]->stats());
+    if (const auto joules = processor_energy_.joules()) stats.energy_joules["processors"] = *joules;
     return stats;
   }
 
@@ -103,6 +105,7 @@ class Engine::Impl {
   const ChatTemplate* chat_template_ = nullptr;
   std::string template_error_;
   ModelInfo info_;
+  mutable ProcessorEnergy processor_energy_;  // locks for itself
 
  private:
   void read_info() {

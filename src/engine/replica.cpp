@@ -92,6 +92,7 @@ std::string Replica::take(std::shared_ptr<Job> job) {
 
 EngineStats Replica::stats() const {
   EngineStats stats = recorder_.snapshot();
+  if (const auto energy = runtime_->backend().energy()) stats.energy_joules[energy->counter] = energy->joules;
   if (const RankFront* front = runtime_->front()) stats.rank_groups.push_back(front->stats());
   return stats;
 }

@@ -24,6 +24,7 @@ void add_stats(EngineStats& sum, const EngineStats& one) {
   sum.mean_batch = mean(sum.mean_batch, sum.steps, one.mean_batch, one.steps);
   sum.mean_rows = mean(sum.mean_rows, sum.steps, one.mean_rows, one.steps);
   sum.budget_use = mean(sum.budget_use, sum.steps, one.budget_use, one.steps);
+  sum.energy_joules.insert(one.energy_joules.begin(), one.energy_joules.end());  // of one GPU: once
   sum.uptime_s = std::max(sum.uptime_s, one.uptime_s);
   constexpr uint64_t EngineStats::*kCounters[] = {
       &EngineStats::submitted,        &EngineStats::finished,         &EngineStats::cancelled,

@@ -7,6 +7,7 @@
 #include "backend/cuda/autotune.h"
 #include "backend/cuda/cuda_executor.h"
 #include "backend/cuda/cuda_weight.h"
+#include "backend/cuda/gpu_energy.h"
 #include "backend/cuda/read_tuning.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
@@ -26,7 +27,8 @@ class CudaBackend final : public Backend {
                         : static_cast<size_t>(static_cast<double>(device_.info().free_bytes) *
                                               options.memory_fraction)),
         pool_(options.threads),
-        uploader_(device_) {}
+        uploader_(device_),
+        energy_(device_.ordinal()) {}
 
   std::string_view name() const override { return "cuda"; }
   std::string description() const override {
@@ -54,6 +56,11 @@ class CudaBackend final : public Backend {
     device_.use();
     const cuda::Stream stream;
     return cuda::measure_read_bandwidth({device_, stream.get()});
+  }
+  std::optional<DeviceEnergy> energy() const override {
+    const std::optional<double> joules = energy_.joules();
+    if (!joules) return std::nullopt;
+    return DeviceEnergy{"gpu " + energy_.bus_id(), *joules};
   }
   std::optional<size_t> own_memory() const override { return own_memory_; }
 
@@ -102,6 +109,7 @@ class CudaBackend final : public Backend {
   size_t own_memory_;
   ThreadPool pool_;
   cuda::WeightUploader uploader_;
+  cuda::GpuEnergy energy_;
 };
 
 }  // namespace

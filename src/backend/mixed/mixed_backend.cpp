@@ -25,6 +25,7 @@ class MixedBackend final : public Backend {
         isa_(fmt::format("{}+{} {}", first_->isa(), second_->isa(), placement_.identity())) {}
 
   std::string_view name() const override { return name_; }
+  std::optional<DeviceEnergy> energy() const override { return first_->energy(); }
   std::string description() const override {
     return fmt::format("{} + {}", first_->description(), second_->description());
   }
