@@ -45,13 +45,6 @@ std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOption
         "the cpu device does that",
         name, options.shares->context_ranks());
   }
-  if (gpu && options.shares != nullptr && options.shares->whole_experts()) {
-    throw_error(
-        ErrorCode::kUnsupported,
-        "device {}: found ranks with whole experts, expected rows of every expert: only the cpu device "
-        "does that",
-        name);
-  }
   if (name == "reference") return make_reference_backend();
   if (gpu) {
     const bool by_rank = name == "cuda" && options.shares != nullptr;  // which GPU is left to the ranks

@@ -46,6 +46,19 @@ class RankPart {
   // The same of what every rank's heads attended to, [rows, attended_cols()]: in memory of this object.
   const float* gather_heads(const float* mine, int64_t rows, const Launch& at);
 
+  // Whole experts in each rank, instead of rows of every expert. chosen[pairs], on the device: (row, slot)
+  // pairs' experts in all ranks' numbering. Waits for the stream. Gives how many of them are this rank's;
+  // own_pairs(): which, and chosen[.. that] becomes their experts in this rank's numbering.
+  bool whole_experts() const { return shares_.whole_experts(); }
+  int64_t own_experts() const { return shares_.experts(whole_.experts).size(); }
+  int64_t sort_pairs(int32_t* chosen, int64_t pairs, int32_t pairs_per_row, const Launch& at);
+  // [own pairs], on the device: the row of each, pair / pairs_per_row.
+  const int32_t* own_rows() const { return own_rows_.as<const int32_t>(); }
+  const DeviceBuffer& scratch() const { return exchanged_; }  // [pairs, hidden], until the next exchange
+  // outputs[own pairs, hidden] become outputs[pairs, own(hidden)], whoever made them: a rank sends each of
+  // the others the columns that are the other's.
+  void exchange_outputs(float* outputs, int64_t pairs, const Launch& at);
+
   // On the host: rank 0 gets the logits of all ranks, [rows, vocabulary], from everybody's own; the others
   // get nothing.
   std::span<const float> collect_logits(std::span<const float> own, int64_t rows);
@@ -64,6 +77,14 @@ class RankPart {
   DeviceBuffer columns_, exchanged_, attended_;
   std::vector<int64_t> counts_;  // [ranks]
   std::vector<float> whole_logits_, part_;
+  // Of whole experts.
+  DeviceBuffer own_rows_;
+  PinnedBuffer lists_, made_;       // [3][pairs]: chosen, then rows and experts of the own; [pairs, hidden]
+  std::vector<int32_t> own_pairs_;  // [own pairs]
+  std::vector<int32_t> place_;      // [pairs]: which of what arrives, rank after rank; -1: nobody's
+  std::vector<int64_t> pairs_of_;   // [ranks]
+  std::vector<float> out_, in_;     // as they are sent and arrive
+  std::vector<size_t> out_bytes_, in_bytes_;
   std::vector<int32_t> greedy_;
 };
 

@@ -161,12 +161,8 @@ void StepLauncher::round_pairs(const DeviceBuffer& x, int32_t copies, const Pack
   launch_round_rows(round, at_);
 }
 
-void StepLauncher::grouped_gate_up(const Experts& op) {
-  if (op.weigh_input) {
-    round_pairs(w_.down, 1, own(*op.gate.weight).packed);
-  } else {
-    round_pairs(w_.normed, spec_.experts_per_token, own(*op.gate.weight).packed);
-  }
+void StepLauncher::grouped_gate_up(const Experts& op, const DeviceBuffer& x, int32_t divide) {
+  round_pairs(x, divide, own(*op.gate.weight).packed);
   GroupedGemm gemm;
   gemm.experts = spec_.experts;
   gemm.gate = own(*op.gate.weight).packed;
@@ -197,7 +193,7 @@ bool StepLauncher::fuses_gate_up(const Experts& op) const {
 
 // Whether gate and up leave their activations as down's operand.
 bool StepLauncher::rounds_act(const Experts& op) const {
-  return at_.device.has_wgmma() && fuses_gate_up(op) && part_ == nullptr &&
+  return at_.device.has_wgmma() && fuses_gate_up(op) && (part_ == nullptr || whole_experts()) &&
          own(*op.down.weight).packed.format != PackedFormat::kNone;
 }
 
@@ -227,11 +223,16 @@ void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_
 
 void StepLauncher::check_experts(const Experts& op) const {
   const int64_t ffn = spec_.expert_ffn, hidden = spec_.hidden;
-  const int64_t own_ffn = part_ == nullptr ? ffn : part_->own(ffn);
+  const bool by_rows = part_ != nullptr && !whole_experts();
+  const int64_t own_ffn = by_rows ? part_->own(ffn) : ffn, own_down = by_rows ? own_hidden() : hidden;
   for (const auto& [linear, rows, cols] :
-       {std::tuple{&op.gate, own_ffn, hidden}, {&op.up, own_ffn, hidden}, {&op.down, own_hidden(), ffn}}) {
+       {std::tuple{&op.gate, own_ffn, hidden}, {&op.up, own_ffn, hidden}, {&op.down, own_down, ffn}}) {
     if (linear->weight == nullptr && linear == &op.gate) continue;  // there is none
     MILLRACE_CHECK(linear->weight->rows == rows && linear->weight->cols == cols);
+    if (whole_experts()) {
+      MILLRACE_CHECK(linear->weight->experts == part_->own_experts());
+      continue;
+    }
     MILLRACE_CHECK(linear->weight->experts == spec_.experts ||
                    (plan_.chosen && linear->weight->experts < spec_.experts));  // KeepExpertsOp
   }
@@ -326,18 +327,38 @@ void StepLauncher::normed_experts_add(const Experts& op) {
 // to += what the experts make of `normed`; to: [rows, own_hidden()].
 void StepLauncher::run_experts(const Experts& op, float* to) {
   if (!plan_.chosen) route_top_k();
-  launch_group_experts(w_.chosen.as<int32_t>(), pairs(), spec_.experts,
-                       expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device), at_);
+  const int64_t all = pairs();
   if (op.weigh_input) {  // into `down`, which nobody needs before the inputs are used up
-    launch_weigh_inputs(w_.normed.as<const float>(), pairs(), spec_.experts_per_token, spec_.hidden,
+    launch_weigh_inputs(w_.normed.as<const float>(), all, spec_.experts_per_token, spec_.hidden,
                         w_.chosen_weight.as<float>(), w_.down.as<float>(), at_);
   }
+  const DeviceBuffer& x = op.weigh_input ? w_.down : w_.normed;
+  const int32_t divide = op.weigh_input ? 1 : spec_.experts_per_token;
+  if (whole_experts()) {  // this rank's pairs alone, whose rows are put side by side
+    pairs_ = part_->sort_pairs(w_.chosen.as<int32_t>(), all, divide, at_);
+    if (pairs_ > 0) {
+      RowNorm take = row_norm_of({}, x.as<float>(), pairs_, spec_.hidden, part_->scratch().as<float>());
+      take.source_rows = part_->own_rows();
+      launch_row_norm(take, at_);
+      expert_products(op, part_->scratch(), 1);
+    }
+    pairs_ = all;
+    part_->exchange_outputs(w_.down.as<float>(), all, at_);
+  } else {
+    expert_products(op, x, divide);
+  }
+  if (own_hidden() == 0) return;
+  launch_combine_experts(w_.down.as<float>(), w_.chosen_weight.as<float>(), plan_.rows,
+                         spec_.experts_per_token, own_hidden(), to, at_);
+}
+
+void StepLauncher::expert_products(const Experts& op, const DeviceBuffer& x, int32_t divide) {
+  launch_group_experts(w_.chosen.as<int32_t>(), pairs(), spec_.experts,
+                       expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device), at_);
   const int64_t inner = op.up.weight->rows;  // of a rank maybe none
   if (inner > 0 && fuses_gate_up(op)) {
-    grouped_gate_up(op);
+    grouped_gate_up(op, x, divide);
   } else if (inner > 0) {
-    const DeviceBuffer& x = op.weigh_input ? w_.down : w_.normed;
-    const int32_t divide = op.weigh_input ? 1 : spec_.experts_per_token;
     const bool gated = op.gate.weight != nullptr;
     expert_linear(gated ? op.gate : op.up, x, divide, w_.gate);
     if (gated) expert_linear(op.up, x, divide, w_.up);
@@ -350,15 +371,13 @@ void StepLauncher::run_experts(const Experts& op, float* to) {
       launch_activate(activation, size, w_.gate.as<float>(), w_.up.as<float>(), at_);
     }
   }
-  const DeviceBuffer& activated = whole_inner(op.down, pairs());
-  if (own_hidden() == 0) return;
+  const DeviceBuffer& activated = whole_experts() ? w_.gate : whole_inner(op.down, pairs());
+  if (op.down.weight->rows == 0) return;
   if (rounds_act(op)) {
     grouped_linear(op.down, {w_.act_rows.as<uint8_t>()}, w_.down);
   } else {
     expert_linear(op.down, activated, 1, w_.down);
   }
-  launch_combine_experts(w_.down.as<float>(), w_.chosen_weight.as<float>(), plan_.rows,
-                         spec_.experts_per_token, own_hidden(), to, at_);
 }
 
 }  // namespace millrace::cuda

@@ -55,6 +55,7 @@ void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, 
   batch_ = &batch;
   batch_device_ = batch_device;
   fused_rope_ = nullptr;
+  pairs_ = plan.rows * spec_.experts_per_token;
   if (plan.takes_sampled && std::holds_alternative<Embed>(ops.front())) {
     launch_take_sampled(w_.best.as<const int32_t>(), in_batch(batch.sampled_rows()), plan.rows,
                         batch_device + batch.tokens(), at_);

@@ -118,6 +118,9 @@ class StepLauncher {
   void shared_expert_add(const Experts& op, float* to);
   void normed_experts_add(const Experts& op);
   void run_experts(const Experts& op, float* to);
+  // Into w_.down, [pairs(), rows of down], from x[pair / divide] and w_.chosen[pair].
+  void expert_products(const Experts& op, const DeviceBuffer& x, int32_t divide);
+  bool whole_experts() const { return part_ != nullptr && part_->whole_experts(); }
   bool uses_paged_attention(const Attend& op) const {
     return kinds_of(op.layer).paged && op.softcap == 0.0f && op.chunk == 0 && !op.bidirectional;
   }
@@ -132,13 +135,13 @@ class StepLauncher {
   bool has_router_kernel(const Route& op) const;
   GemvExperts gemv_experts(const Experts& op) const;
   bool launch_persistent(const std::vector<StepOp>& ops, size_t at);
-  void grouped_gate_up(const Experts& op);
+  void grouped_gate_up(const Experts& op, const DeviceBuffer& x, int32_t divide);
   bool rounds_act(const Experts& op) const;
   void grouped_linear(const Linear& op, const Bf16Rows& x, const DeviceBuffer& out);
   // One matrix per pair's expert, of whatever type: out[pair, :] from x[pair / divide, :].
   void expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide, const DeviceBuffer& out);
   void round_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w);
-  int64_t pairs() const { return plan_.rows * spec_.experts_per_token; }
+  int64_t pairs() const { return pairs_; }
   int32_t head_dim_of(int layer) const {
     return spec_.head_dim_of(spec_.layers[static_cast<size_t>(layer)].group);
   }
@@ -185,6 +188,7 @@ class StepLauncher {
   StepPlan plan_;
   const BatchArrays* batch_ = nullptr;
   const int32_t* batch_device_ = nullptr;
+  int64_t pairs_ = 0;  // (row, slot) pairs whose experts are multiplied: all of the step's, or this rank's
   const RopeOp* fused_rope_ = nullptr;  // the next attention rotates and appends
   GridClaim whole_grid_;
 };
