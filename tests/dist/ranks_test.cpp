@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "engine/rank_group.h"
+#include "engine/rank_messages.h"
 #include "engine/rank_plan.h"
 #include "engine/runtime.h"
 #include "engine/test_harness.h"
@@ -359,6 +360,32 @@ TEST(Ranks, EveryTypeOfCache) {
   for (const char* type : {"f32", "f16", "fp8"}) {
     expect_same(model.paths.back(), prompt_of(model), alone(model.paths.back(), prompt_of(model), type), 3,
                 "", type);
+  }
+}
+
+// A block is put together from all ranks' heads, each byte once, wherever a device keeps the scales of fp8.
+TEST(Ranks, PiecesOfABlockCoverIt) {
+  ExecutorSpec spec;
+  spec.heads = 10;
+  spec.kv_heads = 5;
+  spec.head_dim = 8;
+  spec.kv_type = DType::kF8E4M3;
+  spec.kv_groups.resize(1);
+  spec.kv_groups[0].num_layers = 2;
+  spec.layers = {{0, 0}, {0, 1}};
+  for (const size_t key_head : {size_t{16 * 9}, size_t{16 * 10}}) {
+    std::vector<int> seen(spec.kv_block_bytes(0));
+    for (int r = 0; r < 3; ++r) {
+      const BlockPart part = block_part(spec, dist::Shares::even(r, 3), r, 0, key_head);
+      size_t next = 0;
+      for_each_piece(spec, part, [&](size_t whole_at, size_t part_at, size_t bytes) {
+        EXPECT_EQ(part_at, next);
+        next += bytes;
+        for (size_t i = 0; i < bytes; ++i) ++seen.at(whole_at + i);
+      });
+      EXPECT_EQ(next, part_bytes(spec, part));
+    }
+    EXPECT_EQ(seen, std::vector<int>(seen.size(), 1));
   }
 }
 
