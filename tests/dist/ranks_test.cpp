@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <random>
@@ -574,6 +575,31 @@ TEST_P(GpuRanks, RandomSchedules) {
   expect_random_schedules(2, 1, false, device_, "fp8");
   expect_random_schedules(2, 1, true, device_);
   expect_random_schedules(1, 2, false, device_);
+}
+
+// Processes of the program, by a front as `millrace serve` is one: it plans memory for a rank, they compute.
+TEST_P(GpuRanks, ThatAFrontStarts) {
+  if (std::system("command -v mpirun >/dev/null && command -v millrace >/dev/null") != 0) {
+    GTEST_SKIP() << "*** mpirun or millrace is not in PATH: a front with GPUs was not tested ***";
+  }
+  Request request;
+  for (int i = 0; i < 20; ++i) request.tokens.push_back(3 + i * 11 % 240);
+  request.max_tokens = 12;
+  request.ignore_end = true;
+  request.sampling = {.temperature = 0.9f, .top_k = 20};
+  request.sampling.seed = 17;
+  const auto expected = test::run_alone(test::kLlamaModel, request, 1, device_);
+  for (const bool stages : {false, true}) {
+    EngineOptions options = options_for(test::kLlamaModel, stages ? 1 : 2, "", "", device_);
+    options.pipeline_parallel = stages ? 2 : 1;
+    options.context = 128;
+    options.launcher = "mpirun";
+    test::Harness harness(options);
+    harness.submit(request);
+    harness.run();
+    EXPECT_EQ(harness.answers[0][0].error, "");
+    EXPECT_EQ(harness.answers[0][0].tokens, expected[0].tokens) << (stages ? "stages" : "rows");
+  }
 }
 
 TEST_P(GpuRanks, ContextsAreRefusedInALine) {

@@ -103,7 +103,10 @@ class Ranks(unittest.TestCase):
                     found = re.search(r"listening on (http://\S+)", server.stdout.readline())
                     if found is None:
                         log.seek(0)
-                        self.fail(log.read())
+                        said = log.read()
+                        if "this build has no server" in said:
+                            self.skipTest(said.strip())
+                        self.fail(said)
                     body = json.dumps({"model": "m", "prompt": "abc", "max_tokens": 20, "ignore_eos": True, "seed": 7}).encode()
                     request = urllib.request.Request(found.group(1) + "/v1/completions", body,
                                                      {"content-type": "application/json"})

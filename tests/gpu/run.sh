@@ -183,7 +183,8 @@ start sampling "$integration" --gtest_filter='Sampling.*:*Embedding*:*Encoders.*
 start adapters "$integration" --gtest_filter='*AdapterGolden.Agrees*:*AdapterBatch.*'
 # Ranks that share this GPU: threads of a process, and processes of mpirun (status 77: there is none).
 for part in 0 1 2; do
-  start "ranks.$part" env GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=$part "$build/tests/ranks_test" --gtest_filter='*Gpu*'
+  start "ranks.$part" env GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=$part PATH="$PWD/$build:$PATH" \
+    "$build/tests/ranks_test" --gtest_filter='*Gpu*'
 done
 if command -v mpirun >/dev/null; then
   start mpi_ranks "$python" tests/gpu/ranks_test.py "$build/millrace"
