@@ -61,7 +61,8 @@ class Ranks(unittest.TestCase):
                     self.assertEqual(self.logits(model, *options, count=2), alone)
 
     def test_run_answers_once_and_alike(self):
-        arguments = ["run", LLAMA, "--raw", "-p", "abc", "-n", "12", "--seed", "3", "--device", "cuda", "--ctx", "512", "-q"]
+        arguments = ["run", LLAMA, "--raw", "-p", "abc", "-n", "12", "--seed", "3", "--device", "cuda", "--ctx", "512",
+                     "--gpu-memory", "8G", "-q"]
         one = run(MILLRACE, *arguments)
         self.assertEqual(one.returncode, 0, one.stderr)
         two = ranks(2, *arguments, "--tensor-parallel", "2")
@@ -82,7 +83,7 @@ class Ranks(unittest.TestCase):
 
     def test_nccl_between_ranks_of_one_gpu_is_refused(self):
         done = ranks(2, "run", LLAMA, "-p", "a", "--device", "cuda:0", "--tensor-parallel", "2", "--ctx", "512",
-                     MILLRACE_RANK_LINK="nccl")
+                     "--gpu-memory", "8G", MILLRACE_RANK_LINK="nccl")
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.stderr, r"MILLRACE_RANK_LINK: found nccl, but (ranks share a GPU|rank \d finds no NCCL)")
 
