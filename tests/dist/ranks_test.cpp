@@ -593,6 +593,7 @@ TEST_P(GpuRanks, ThatAFrontStarts) {
     EngineOptions options = options_for(test::kLlamaModel, stages ? 1 : 2, "", "", device_);
     options.pipeline_parallel = stages ? 2 : 1;
     options.context = 128;
+    options.kv_tokens = 2048;
     options.launcher = "mpirun";
     test::Harness harness(options);
     harness.submit(request);

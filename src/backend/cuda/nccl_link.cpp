@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "backend/cuda/device_link.h"
 #include "base/error.h"
@@ -81,6 +82,7 @@ class NcclLink final : public DeviceLink {
     if (group.rank() == 0) nccl_.check(nccl_.get_unique_id(&id), "ncclGetUniqueId");
     group.broadcast(0, std::as_writable_bytes(std::span(id.bytes)));
     nccl_.check(nccl_.comm_init_rank(&comm_, group.size(), id, group.rank()), "ncclCommInitRank");
+    connect(device, group.size());
   }
   ~NcclLink() override {
     if (comm_ != nullptr) nccl_.comm_destroy(comm_);
@@ -109,6 +111,17 @@ class NcclLink final : public DeviceLink {
   }
 
  private:
+  // The first call connects ranks, which is not for a graph's capture.
+  void connect(const Device& device, int ranks) {
+    const Stream stream;
+    const DeviceBuffer mine(sizeof(float), "a first exchange"),
+        all(static_cast<size_t>(ranks) * sizeof(float), "a first exchange");
+    MILLRACE_CUDA_TRY(cudaMemsetAsync(mine.as<void>(), 0, mine.bytes(), stream.get()));
+    const std::vector<int64_t> counts(static_cast<size_t>(ranks), 1);
+    all_gather(mine.as<float>(), all.as<float>(), counts, {device, stream.get()});
+    stream.synchronize();
+  }
+
   NcclLibrary nccl_;
   NcclComm comm_ = nullptr;
 };
