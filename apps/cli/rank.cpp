@@ -35,7 +35,8 @@ void add_rank(CommandLine& line) {
   command.option("MODEL", options->engine.model, "its file or directory").required();
   command.option("--front", options->front, "HOST:PORT of the process that has the clients").required();
   // All else of the engine is the front's, and comes with its first message.
-  command.option("--device", options->engine.device, "cpu or reference").show_default();
+  command.option("--device", options->engine.device, "cpu or cuda: ranks of a host take its GPUs in turn")
+      .show_default();
   command.option("--threads", options->engine.threads, "CPU threads; 0: all that this process may use")
       .range(0, 1024)
       .show_default();

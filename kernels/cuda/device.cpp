@@ -66,6 +66,14 @@ Device::Device(int gpu) : ordinal_(gpu) {
   }
 }
 
+int Device::count() { return check_driver(); }
+
+std::string Device::uuid_text() const {
+  std::string text;
+  for (const unsigned char byte : uuid_) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
 void Device::use() const { MILLRACE_CUDA_TRY(cudaSetDevice(ordinal_)); }
 
 }  // namespace millrace::cuda

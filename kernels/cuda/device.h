@@ -33,7 +33,12 @@ class Device {
   // Makes it current on the calling thread: every thread begins with GPU 0, and may have used another since.
   void use() const;
 
+  // How many GPUs there are. Throws Error{kDevice} as open() does where there is none.
+  static int count();
+
   int ordinal() const { return ordinal_; }
+  // Which GPU it is, whatever its number: 32 hexadecimal digits.
+  std::string uuid_text() const;
   const DeviceInfo& info() const { return info_; }
   int sm_count() const { return sm_count_; }
   // Shared memory that a CTA may have, in bytes.

@@ -657,6 +657,15 @@ struct BackendOptions {
   // the group that exchanges what they make of them. They must outlive the backend.
   dist::Communicator* group = nullptr;
   const dist::Shares* shares = nullptr;
+  // The how-manieth of the ranks on this host it is, and how many those are: they share its GPUs.
+  int local_rank = 0, local_ranks = 1;
+};
+
+// How ranks exchange what their devices made, as measured: an all_gather of 4 bytes each, and the bytes of
+// all ranks that a rank has after a long one, over its time.
+struct DeviceLinkSpeed {
+  std::string name;  // "staged over mpi", "nccl 2.28.3"
+  double latency_s = 0, bytes_per_s = 0;
 };
 
 struct DeviceEnergy {
@@ -680,6 +689,9 @@ class Backend {
   virtual std::optional<double> measure_read_bandwidth() { return std::nullopt; }
   // Energy that the device has used, by a counter of its own; nothing: it has none. Any thread.
   virtual std::optional<DeviceEnergy> energy() const { return std::nullopt; }
+  // Of a rank with a group, collective: the ways its device has to those of the others. None: ranks exchange
+  // what lies in the machine's memory (dist::measure_link).
+  virtual std::vector<DeviceLinkSpeed> measure_device_links() { return {}; }
   // Of a rank: which part of the weights load_weight expects. Absent: all of them.
   virtual const dist::Shares* shares() const { return nullptr; }
   // What of an architecture's operations this device does not do (op_features.h): none, or Model::load
@@ -716,6 +728,12 @@ class Backend {
   }
   // Of weights there: does what is held of them lie in the machine's memory, whatever own_memory() says?
   virtual bool in_machine_memory(const WeightPlace& /*place*/) const { return !own_memory(); }
+
+  // Of a block's part of a layer, the bytes of a head's keys, which come before all values: half of what the
+  // head has, unless scales of both lie with the keys.
+  virtual size_t key_head_bytes(const ExecutorSpec& spec) const {
+    return kBlockTokens * kv_head_bytes(spec.kv_type, spec.head_dim);
+  }
 
   virtual size_t workspace_bytes(const ExecutorSpec& spec) const = 0;  // of an executor, without the KV pools
   virtual std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) = 0;

@@ -8,6 +8,9 @@
 
 namespace millrace {
 
+// In place of a GPU's number: ranks of a host take its GPUs in turn (BackendOptions::local_rank).
+inline constexpr int kGpuOfRank = -1;
+
 // Throws Error{kDevice} when there is no usable GPU, Error{kUnsupported} in a build without CUDA.
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options, int gpu);
 

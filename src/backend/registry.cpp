@@ -31,13 +31,25 @@ std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOption
     throw_error(ErrorCode::kUnsupported, "device: found {}, expected one: this is done with one device alone",
                 name);
   }
-  if (options.shares != nullptr) {
-    throw_error(ErrorCode::kUnsupported,
-                "device {}: found {} ranks that share a model, expected one: only the cpu device does that",
-                name, options.shares->ranks() * options.shares->stages() * options.shares->context_ranks());
+  const std::optional<int> gpu = gpu_of(name);
+  if (options.shares != nullptr && !gpu) {
+    throw_error(
+        ErrorCode::kUnsupported,
+        "device {}: found {} ranks that share a model, expected one: the cpu and cuda devices do that", name,
+        options.shares->ranks() * options.shares->stages() * options.shares->context_ranks());
+  }
+  if (gpu && options.shares != nullptr && options.shares->context_ranks() > 1) {
+    throw_error(
+        ErrorCode::kUnsupported,
+        "device {}: found {} ranks that share contexts, expected ranks that share rows or layers: only "
+        "the cpu device does that",
+        name, options.shares->context_ranks());
   }
   if (name == "reference") return make_reference_backend();
-  if (const std::optional<int> gpu = gpu_of(name)) return make_cuda_backend(options, *gpu);
+  if (gpu) {
+    const bool by_rank = name == "cuda" && options.shares != nullptr;  // which GPU is left to the ranks
+    return make_cuda_backend(options, by_rank ? kGpuOfRank : *gpu);
+  }
   throw_error(
       ErrorCode::kBadInput,
       "device: found \"{}\", expected auto, cpu, reference, cuda, cuda:N or two with a + between them", name);

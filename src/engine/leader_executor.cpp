@@ -106,11 +106,12 @@ void LeaderExecutor::read_block(int group, int32_t block, std::span<std::byte> t
   if (shares_.whole_attention()) return inner().read_block(group, block, to);  // everybody has all of it
   tell({.kind = Kind::kReadBlock, .group = group, .from = block});
   for (int r = 0; r < group_.size(); ++r) {
-    const BlockPart part = block_part(spec_, shares_, r, group);
+    const BlockPart part = block_part(spec_, shares_, r, group, backend_.key_head_bytes(spec_));
     if (part.empty()) continue;
     part_.resize(part_bytes(spec_, part));
     if (r == 0) {
       inner().read_block(group, block, part_);
+      inner().finish_reads();  // it is taken apart now
     } else {
       group_.recv(r, part_);
     }
@@ -139,7 +140,7 @@ void LeaderExecutor::write_block(int group, int32_t block, std::span<const std::
     return inner().write_block(group, block, from);
   }
   for (int r = 0; r < group_.size(); ++r) {
-    const BlockPart part = block_part(spec_, shares_, r, group);
+    const BlockPart part = block_part(spec_, shares_, r, group, backend_.key_head_bytes(spec_));
     if (part.empty()) continue;
     part_.resize(part_bytes(spec_, part));
     for_each_piece(spec_, part, [&](size_t whole_at, size_t part_at, size_t bytes) {
@@ -220,10 +221,10 @@ class Follower {
         return;
       }
       case Kind::kReadBlock:
-        bytes_.resize(
-            backend_.shares()->context_ranks() > 1
-                ? spec_.kv_block_bytes(message.group)
-                : part_bytes(spec_, block_part(spec_, *backend_.shares(), group_.rank(), message.group)));
+        bytes_.resize(backend_.shares()->context_ranks() > 1
+                          ? spec_.kv_block_bytes(message.group)
+                          : part_bytes(spec_, block_part(spec_, *backend_.shares(), group_.rank(),
+                                                         message.group, backend_.key_head_bytes(spec_))));
         if (bytes_.empty()) return;
         executor_->read_block(message.group, message.from, bytes_);
         executor_->finish_reads();

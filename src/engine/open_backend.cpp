@@ -23,14 +23,16 @@ ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& 
                               .memory_fraction = in_bytes ? 1.0 : options.gpu_memory,
                               .memory_bytes = in_bytes ? static_cast<size_t>(options.gpu_memory) : 0,
                               .group = ranks.group,
-                              .shares = ranks.shares};
-  // Ranks share a model on CPUs only.
+                              .shares = ranks.shares,
+                              .local_rank = ranks.local_rank,
+                              .local_ranks = ranks.local_ranks};
+  // Ranks share a model on CPUs unless a GPU is named.
   const std::string device = options.device == "auto" && ranks.shares != nullptr ? "cpu" : options.device;
   if (device != "auto") {
     const SplitDevices devices = split_devices(device);
     std::unique_ptr<Backend> named = make_backend(devices.first, wanted);
     if (!devices.always && !splits_by_options(options)) {
-      if (devices.second.empty()) return tuned(std::move(named));
+      if (devices.second.empty() || ranks.shares != nullptr) return tuned(std::move(named));
       try {
         runtime_spec(checkpoint, config, *named, options, setup);
         return tuned(std::move(named));

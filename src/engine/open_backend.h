@@ -16,6 +16,7 @@ namespace millrace {
 struct RankShare {
   dist::Communicator* group = nullptr;
   const dist::Shares* shares = nullptr;
+  int local_rank = 0, local_ranks = 1;
 };
 
 struct ChosenBackend {

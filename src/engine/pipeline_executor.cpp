@@ -136,6 +136,7 @@ void PipelineLeader::read_block(int group, int32_t block, std::span<std::byte> t
     part_.resize(part_bytes(spec_, part));
     if (r == 0) {
       inner().read_block(group, block, part_);
+      inner().finish_reads();  // it is taken apart now
     } else {
       group_.recv(r, part_);
     }

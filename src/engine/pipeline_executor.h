@@ -36,6 +36,10 @@ class PipelineLeader final : public ForwardingExecutor {
   std::span<const float> logits() override;
   std::span<const float> logits_of(std::span<const int32_t> rows) override;
   std::span<const int32_t> greedy_tokens() override { return {}; }
+  // The logits are the last stage's.
+  bool samples() const override { return false; }
+  bool works_ahead() const override { return false; }
+  bool sample(std::span<const SampleRow> /*rows*/) override { return false; }
   void read_hidden(const Norm& norm, int32_t row, std::span<float> to) override;
   void read_block(int group, int32_t block, std::span<std::byte> to) override;
   void write_block(int group, int32_t block, std::span<const std::byte> from) override;

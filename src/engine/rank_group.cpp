@@ -1,5 +1,7 @@
 #include "engine/rank_group.h"
 
+#include <unistd.h>
+
 #include <charconv>
 #include <cstdlib>
 
@@ -17,6 +19,7 @@ namespace {
 
 // Processors whose results are the same bits (docs/architecture.md, "Same bits").
 std::string same_bits_family(const Backend& backend) {
+  if (backend.name() == "cuda") return fmt::format("cuda {}", backend.isa());
 #if defined(__x86_64__)
   const std::string_view architecture = "x86-64";
 #else
@@ -27,6 +30,19 @@ std::string same_bits_family(const Backend& backend) {
 }
 
 }  // namespace
+
+HostPlace place_on_host(dist::Communicator& group) {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  const std::vector<std::string> hosts = dist::all_gather_text(group, host);
+  HostPlace place{0, 0};
+  for (int r = 0; r < group.size(); ++r) {
+    if (hosts[static_cast<size_t>(r)] != host) continue;
+    place.local_rank += r < group.rank() ? 1 : 0;
+    ++place.local_ranks;
+  }
+  return place;
+}
 
 std::shared_ptr<dist::Communicator> job_group(const EngineOptions& options) {
   static std::weak_ptr<dist::Communicator> known;  // MPI is per process
@@ -170,8 +186,10 @@ void follow_rank_zero(const EngineOptions& options, dist::Communicator& group) {
   const ModelConfig config = read_config(checkpoint);
   check_stages(config, options);
   const dist::Shares shares = shares_of(options, group.rank(), checkpoint, config);
+  const HostPlace place = place_on_host(group);
   const ChosenBackend chosen =
-      open_backend(checkpoint, config, options, {}, {shares.stages() > 1 ? nullptr : &group, &shares});
+      open_backend(checkpoint, config, options, {},
+                   {shares.stages() > 1 ? nullptr : &group, &shares, place.local_rank, place.local_ranks});
   check_ranks_agree(group, checkpoint, config, options, *chosen.backend);
   const std::unique_ptr<Model> model = Model::load(checkpoint, *chosen.backend);
   if (options.lock) lock_memory();

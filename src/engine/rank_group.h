@@ -23,6 +23,12 @@ inline const char* ranks_option(const EngineOptions& options) {
   if (options.context_parallel > 1) return "context_parallel";
   return options.pipeline_parallel > 1 ? "pipeline_parallel" : "tensor_parallel";
 }
+// Which of the ranks on its host a rank is, and how many those are. Collective.
+struct HostPlace {
+  int local_rank = 0, local_ranks = 1;
+};
+HostPlace place_on_host(dist::Communicator& group);
+
 // This rank's part of a model. Of one whose attention ranks cannot share, and with whole experts: all heads.
 dist::Shares shares_of(const EngineOptions& options, int rank, const io::Checkpoint& checkpoint,
                        const ModelConfig& config);

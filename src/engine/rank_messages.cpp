@@ -261,13 +261,15 @@ dist::Range layers_in_group(const ExecutorSpec& spec, dist::Range layers, int gr
 
 }  // namespace
 
-BlockPart block_part(const ExecutorSpec& whole, const dist::Shares& shares, int rank, int group) {
+BlockPart block_part(const ExecutorSpec& whole, const dist::Shares& shares, int rank, int group,
+                     size_t key_head) {
   const auto layers = static_cast<int64_t>(whole.layers.size());
   if (shares.stages() > 1) {
-    return {group, layers_in_group(whole, shares.layers_of(rank, layers), group), {0, whole.kv_heads}};
+    return {
+        group, layers_in_group(whole, shares.layers_of(rank, layers), group), {0, whole.kv_heads}, key_head};
   }
   return {group, layers_in_group(whole, {0, layers}, group),
-          shares.heads_of(rank, whole.heads, whole.kv_heads).kv};
+          shares.heads_of(rank, whole.heads, whole.kv_heads).kv, key_head};
 }
 
 size_t part_bytes(const ExecutorSpec& whole, const BlockPart& part) {

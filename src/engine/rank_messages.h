@@ -67,9 +67,12 @@ struct ReceivedRows {
 struct BlockPart {
   int group = 0;
   dist::Range layers, kv_heads;
+  size_t key_head = 0;  // bytes of a head's keys, of 16 tokens
   bool empty() const { return layers.size() == 0 || kv_heads.size() == 0; }
 };
-BlockPart block_part(const ExecutorSpec& whole, const dist::Shares& shares, int rank, int group);
+// key_head: Backend::key_head_bytes, of ranks that share heads.
+BlockPart block_part(const ExecutorSpec& whole, const dist::Shares& shares, int rank, int group,
+                     size_t key_head = 0);
 size_t part_bytes(const ExecutorSpec& whole, const BlockPart& part);
 
 // copy(offset in the whole block, offset in the part, bytes) for each piece.
@@ -81,13 +84,15 @@ void for_each_piece(const ExecutorSpec& whole, const BlockPart& part, const Copy
     return copy(static_cast<size_t>(part.layers.begin) * layer, size_t{0},
                 static_cast<size_t>(part.layers.size()) * layer);
   }
-  const size_t head = static_cast<size_t>(kBlockTokens) * kv_head_bytes(whole.kv_type, whole.head_dim);
+  const size_t both = 2 * static_cast<size_t>(kBlockTokens) * kv_head_bytes(whole.kv_type, whole.head_dim);
   const auto heads = static_cast<size_t>(whole.kv_heads), mine = static_cast<size_t>(part.kv_heads.size());
   const auto first_head = static_cast<size_t>(part.kv_heads.begin);
-  const auto first = static_cast<size_t>(part.layers.begin) * 2,
-             last = static_cast<size_t>(part.layers.end) * 2;
-  for (size_t i = first; i < last; ++i) {
-    copy((i * heads + first_head) * head, (i - first) * mine * head, mine * head);
+  const auto first = static_cast<size_t>(part.layers.begin), last = static_cast<size_t>(part.layers.end);
+  const size_t keys = part.key_head, values = both - keys;
+  for (size_t l = first; l < last; ++l) {
+    const size_t whole_at = l * heads * both, part_at = (l - first) * mine * both;
+    copy(whole_at + first_head * keys, part_at, mine * keys);
+    copy(whole_at + heads * keys + first_head * values, part_at + mine * keys, mine * values);
   }
 }
 

@@ -206,8 +206,10 @@ void run_rank(const EngineOptions& options, const std::string& front, const std:
   const ModelConfig config = read_config(checkpoint);
   check_stages(config, options);
   const dist::Shares shares = shares_of(options, group->rank(), checkpoint, config);
-  const ChosenBackend chosen =
-      open_backend(checkpoint, config, options, {}, {shares.stages() > 1 ? nullptr : group.get(), &shares});
+  const HostPlace place = place_on_host(*group);
+  const ChosenBackend chosen = open_backend(
+      checkpoint, config, options, {},
+      {shares.stages() > 1 ? nullptr : group.get(), &shares, place.local_rank, place.local_ranks});
   dist::Hello hello{.key = key,
                     .host = host_name(),
                     .rank = group->rank(),

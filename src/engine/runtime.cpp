@@ -83,16 +83,20 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
           "do not read one another",
           options.model, config.architecture);
     }
-    // Memory is planned for the whole where all ranks are here, else for the first one's part.
-    if (!ranks_are_here(options)) {
+    // Memory is planned for the whole where all ranks are here and use the machine's, else for the first
+    // one's part: its GPU may be its own.
+    const bool here = ranks_are_here(options);
+    if (!here || options.device.starts_with("cuda")) {
       r->shares_ = shares_of(options, 0, r->checkpoint_, config);
-      ranks = {nullptr, &*r->shares_};
+      ranks = {nullptr, &*r->shares_, 0, here ? ranks_of(options) : 1};
     }
   } else if (ranks_of(options) > 1 || setup.group != nullptr) {
     check_stages(config, options);
     r->group_ = setup.group != nullptr ? setup.group : job_group(options);
     r->shares_ = shares_of(options, r->group_->rank(), r->checkpoint_, config);
-    ranks = {r->shares_->stages() > 1 ? nullptr : r->group_.get(), &*r->shares_};
+    const HostPlace place = place_on_host(*r->group_);
+    ranks = {r->shares_->stages() > 1 ? nullptr : r->group_.get(), &*r->shares_, place.local_rank,
+             place.local_ranks};
   }
   ChosenBackend chosen =
       open_backend(r->checkpoint_, config, outside ? front_options(options) : options, setup, ranks);

@@ -131,10 +131,11 @@ inline std::function<void(RuntimeSetup&)> sampling_device(SamplingExecutor** to)
 
 // Answers of one request that has the engine to itself: nothing remembered, nothing shared, no drafts.
 inline std::vector<Answer> run_alone(const std::string& model, const Request& request, int threads = 1,
-                                     const std::string& device = "cpu") {
+                                     const std::string& device = "cpu", const std::string& kv_type = "") {
   EngineOptions options;
   options.model = model;
   options.device = device;
+  options.kv_type = kv_type;
   options.threads = threads;
   options.context = 128;
   options.max_running = 8;

@@ -2,12 +2,18 @@
 // and for any number of ranks, however prompts are cut, whoever else runs, and wherever KV blocks go.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <random>
+#include <set>
+#include <string>
 
 #include "base/error.h"
 #include "engine/rank_group.h"
+#include "engine/rank_messages.h"
 #include "engine/rank_plan.h"
 #include "engine/runtime.h"
 #include "engine/test_harness.h"
@@ -22,9 +28,9 @@ using test::with_ranks;
 constexpr int32_t kContext = 512, kRows = 512;
 
 EngineOptions options_for(const std::string& path, int ranks, const std::string& speeds = "",
-                          const std::string& kv_type = "") {
+                          const std::string& kv_type = "", const std::string& device = "cpu") {
   return {.model = path,
-          .device = "cpu",
+          .device = device,
           .threads = 1,
           .context = kContext,
           .kv_type = kv_type,
@@ -70,17 +76,18 @@ struct Expected {
   std::vector<int32_t> greedy;
 };
 
-Expected alone(const std::string& path, std::span<const int32_t> tokens, const std::string& kv_type = "") {
-  const auto runtime = open(options_for(path, 1, "", kv_type));
+Expected alone(const std::string& path, std::span<const int32_t> tokens, const std::string& kv_type = "",
+               const std::string& device = "cpu") {
+  const auto runtime = open(options_for(path, 1, "", kv_type, device));
   return {all_logits(*runtime, tokens, kRows), greedy(*runtime, tokens)};
 }
 
 void expect_same(const std::string& path, std::span<const int32_t> tokens, const Expected& expected,
                  int ranks, const std::string& speeds = "", const std::string& kv_type = "",
-                 bool whole_experts = false) {
+                 bool whole_experts = false, const std::string& device = "cpu") {
   SCOPED_TRACE(path + " over " + std::to_string(ranks) + " ranks " + speeds +
                (whole_experts ? " of whole experts" : ""));
-  EngineOptions options = options_for(path, ranks, speeds, kv_type);
+  EngineOptions options = options_for(path, ranks, speeds, kv_type, device);
   options.expert_parallel = whole_experts;
   with_ranks(ranks, {options}, [&](std::shared_ptr<dist::Communicator> group) {
     const auto runtime = open(options, std::move(group));
@@ -97,9 +104,9 @@ std::span<const int32_t> prompt_of(const golden::Model& model) {
 
 // The same over stages of a pipeline.
 void expect_same_in_stages(const std::string& path, std::span<const int32_t> tokens, const Expected& expected,
-                           int stages) {
+                           int stages, const std::string& device = "cpu") {
   SCOPED_TRACE(path + " over " + std::to_string(stages) + " stages");
-  EngineOptions options = options_for(path, 1);
+  EngineOptions options = options_for(path, 1, "", "", device);
   options.pipeline_parallel = stages;
   with_ranks(stages, {options}, [&](std::shared_ptr<dist::Communicator> group) {
     const auto runtime = open(options, std::move(group));
@@ -164,13 +171,19 @@ TEST_P(AnyNumberOfRanks, AgreesWithTransformers) {
   });
 }
 
+// Not to be shared by rows: norms over all heads; latent attention; layers with a state; heads of several
+// sizes and inputs of layers.
+const std::set<std::string>& refused_by_rows() {
+  static const std::set<std::string> refused = {
+      "olmo2",      "deepseek2",   "deepseek32",     "mistral4",      "qwen3next", "qwen35",
+      "qwen35moe",  "lfm2",        "lfm2moe",        "granitehybrid", "mamba2",    "falcon-h1",
+      "nemotron_h", "kimi-linear", "nemotron_h_moe", "rwkv7",         "gemma4"};
+  return refused;
+}
+
 // Every other model, in every format it comes in: the same bits over three ranks, or a refusal in one line.
 TEST(Ranks, EveryArchitectureWorksOrIsRefused) {
-  // Norms over all heads; latent attention; layers with a state; heads of several sizes and inputs of layers.
-  const std::set<std::string> refused = {"olmo2",  "deepseek2", "deepseek32", "mistral4",    "qwen3next",
-                                         "qwen35", "qwen35moe", "lfm2",       "lfm2moe",     "granitehybrid",
-                                         "mamba2", "falcon-h1", "nemotron_h", "kimi-linear", "nemotron_h_moe",
-                                         "rwkv7",  "gemma4"};
+  const std::set<std::string>& refused = refused_by_rows();
   size_t worked = 0, by_experts = 0;
   for (const auto& entry : std::filesystem::directory_iterator("tests/golden/models")) {
     const std::string name = entry.path().filename().string();
@@ -351,8 +364,35 @@ TEST(Ranks, EveryTypeOfCache) {
   }
 }
 
+// A block is put together from all ranks' heads, each byte once, wherever a device keeps the scales of fp8.
+TEST(Ranks, PiecesOfABlockCoverIt) {
+  ExecutorSpec spec;
+  spec.heads = 10;
+  spec.kv_heads = 5;
+  spec.head_dim = 8;
+  spec.kv_type = DType::kF8E4M3;
+  spec.kv_groups.resize(1);
+  spec.kv_groups[0].num_layers = 2;
+  spec.layers = {{0, 0}, {0, 1}};
+  for (const size_t key_head : {size_t{16 * 9}, size_t{16 * 10}}) {
+    std::vector<int> seen(spec.kv_block_bytes(0));
+    for (int r = 0; r < 3; ++r) {
+      const BlockPart part = block_part(spec, dist::Shares::even(r, 3), r, 0, key_head);
+      size_t next = 0;
+      for_each_piece(spec, part, [&](size_t whole_at, size_t part_at, size_t bytes) {
+        EXPECT_EQ(part_at, next);
+        next += bytes;
+        for (size_t i = 0; i < bytes; ++i) ++seen.at(whole_at + i);
+      });
+      EXPECT_EQ(next, part_bytes(spec, part));
+    }
+    EXPECT_EQ(seen, std::vector<int>(seen.size(), 1));
+  }
+}
+
 // Requests that come, share prompts, are swapped out to RAM and computed again: the answers of each alone.
-void expect_random_schedules(int tensor_parallel, int pipeline_parallel, bool whole_experts = false) {
+void expect_random_schedules(int tensor_parallel, int pipeline_parallel, bool whole_experts = false,
+                             const std::string& device = "cpu", const std::string& kv_type = "") {
   std::mt19937 random(28);
   const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
   const std::vector<std::string> by_rows = {test::kLlamaModel, test::kWindowModel};
@@ -381,7 +421,7 @@ void expect_random_schedules(int tensor_parallel, int pipeline_parallel, bool wh
       requests.push_back(r);
     }
     const int ranks = tensor_parallel * pipeline_parallel;
-    EngineOptions options = options_for(model, tensor_parallel);
+    EngineOptions options = options_for(model, tensor_parallel, "", kv_type, device);
     options.expert_parallel = whole_experts;
     options.pipeline_parallel = pipeline_parallel;
     options.context = 128;
@@ -406,7 +446,7 @@ void expect_random_schedules(int tensor_parallel, int pipeline_parallel, bool wh
       // Candidates are enough for most steps; stages have no parts of the vocabulary.
       EXPECT_EQ(harness.recorder->rows_picked_by_ranks.load() > 0, tensor_parallel > 1);
       for (size_t i = 0; i < requests.size(); ++i) {
-        const auto expected = test::run_alone(model, requests[i]);
+        const auto expected = test::run_alone(model, requests[i], 1, device, kv_type);
         for (size_t s = 0; s < expected.size(); ++s) {
           EXPECT_EQ(harness.answers[i][s].error, "");
           EXPECT_EQ(harness.answers[i][s].tokens, expected[s].tokens) << model << " request " << i;
@@ -444,6 +484,136 @@ TEST(Ranks, DrawnTokensMoveCandidates) {
 TEST(Ranks, RandomSchedulesOverThreeRanks) { expect_random_schedules(3, 1); }
 TEST(ExpertParallel, RandomSchedulesOverTwoRanks) { expect_random_schedules(2, 1, true); }
 TEST(Ranks, RandomSchedulesOverTwoStages) { expect_random_schedules(1, 2); }
+
+// ---------------------------------------------------------------- ranks with GPUs (MILLRACE_TEST_DEVICES)
+
+std::string gpu_under_test() {
+  for (const std::string& name : golden::device_names()) {
+    if (name.starts_with("cuda")) return name;
+  }
+  return "";
+}
+// None without a GPU: a line of GpuRanks says so once, and not for each of them.
+std::vector<std::string> models_for_gpus() {
+  return gpu_under_test().empty() ? std::vector<std::string>() : golden::model_names();
+}
+
+// All of them on one GPU, where there is one: threads of this process, with an executor each.
+class RanksOnGpus : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (device_.empty()) GTEST_SKIP() << "*** MILLRACE_TEST_DEVICES names no GPU: its ranks did not run ***";
+  }
+  const std::string device_ = gpu_under_test();
+};
+
+TEST_P(RanksOnGpus, HaveTheBitsOfOneProcessOrAreRefused) {
+  const golden::Model model = golden::load_model(GetParam());
+  const std::string& path = model.paths.back();
+  const std::span<const int32_t> prompt = prompt_of(model);
+  Expected expected;
+  try {
+    expected = alone(path, prompt, "", device_);
+  } catch (const Error& error) {  // what a GPU does not do
+    ASSERT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
+    EXPECT_THROW(expect_same(path, prompt, expected, 2, "", "", false, device_), Error) << error.what();
+    return;
+  }
+  const ModelConfig config = read_config(io::Checkpoint::open(path));
+  if (refused_by_rows().contains(model.architecture)) {
+    EXPECT_THROW(expect_same(path, prompt, expected, 2, "", "", false, device_), Error) << path;
+  } else {
+    for (const int ranks : {2, 3}) expect_same(path, prompt, expected, ranks, "", "", false, device_);
+  }
+  if (config.experts > 0 && model.architecture != "gemma4") {
+    for (const int ranks : {2, 3}) expect_same(path, prompt, expected, ranks, "", "", true, device_);
+  }
+  if (config.layers == 1 || config.state.wkv7) return;
+  if (model.architecture == "gemma4") {
+    EXPECT_THROW(expect_same_in_stages(path, prompt, expected, 2, device_), Error) << path;
+  } else {
+    expect_same_in_stages(path, prompt, expected, std::min(config.layers, 3), device_);
+  }
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RanksOnGpus);
+INSTANTIATE_TEST_SUITE_P(Models, RanksOnGpus, testing::ValuesIn(models_for_gpus()), [](const auto& param) {
+  std::string name = param.param;
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
+  return name;
+});
+
+class GpuRanks : public RanksOnGpus {};  // what is not of one model
+
+TEST_P(GpuRanks, OfAnyNumberAndAnyShares) {
+  for (const char* name : {"llama3", "gpt-oss-w32", "qwen2moe"}) {
+    const golden::Model model = golden::load_model(name);
+    const std::string& path = model.paths.back();
+    const Expected expected = alone(path, prompt_of(model), "", device_);
+    for (const int ranks : {1, 4, 8})
+      expect_same(path, prompt_of(model), expected, ranks, "", "", false, device_);
+    expect_same(path, prompt_of(model), expected, 3, "1,20,1", "", false, device_);
+    if (std::string_view(name) == "llama3") continue;
+    for (const int ranks : {4, 8})
+      expect_same(path, prompt_of(model), expected, ranks, "", "", true, device_);
+    expect_same(path, prompt_of(model), expected, 3, "1,20,1", "", true, device_);
+  }
+}
+
+TEST_P(GpuRanks, WithEveryTypeOfCache) {
+  const golden::Model model = golden::load_model("llama3");
+  const std::string& path = model.paths.back();
+  for (const char* type : {"f32", "f16", "fp8"}) {
+    expect_same(path, prompt_of(model), alone(path, prompt_of(model), type, device_), 3, "", type, false,
+                device_);
+  }
+}
+
+TEST_P(GpuRanks, RandomSchedules) {
+  expect_random_schedules(3, 1, false, device_);
+  expect_random_schedules(2, 1, false, device_, "fp8");
+  expect_random_schedules(2, 1, true, device_);
+  expect_random_schedules(1, 2, false, device_);
+}
+
+// Processes of the program, by a front as `millrace serve` is one: it plans memory for a rank, they compute.
+TEST_P(GpuRanks, ThatAFrontStarts) {
+  if (std::system("command -v mpirun >/dev/null && command -v millrace >/dev/null") != 0) {
+    GTEST_SKIP() << "*** mpirun or millrace is not in PATH: a front with GPUs was not tested ***";
+  }
+  Request request;
+  for (int i = 0; i < 20; ++i) request.tokens.push_back(3 + i * 11 % 240);
+  request.max_tokens = 12;
+  request.ignore_end = true;
+  request.sampling = {.temperature = 0.9f, .top_k = 20};
+  request.sampling.seed = 17;
+  const auto expected = test::run_alone(test::kLlamaModel, request, 1, device_);
+  for (const bool stages : {false, true}) {
+    EngineOptions options = options_for(test::kLlamaModel, stages ? 1 : 2, "", "", device_);
+    options.pipeline_parallel = stages ? 2 : 1;
+    options.context = 128;
+    options.kv_tokens = 2048;
+    options.launcher = "mpirun";
+    test::Harness harness(options);
+    harness.submit(request);
+    harness.run();
+    EXPECT_EQ(harness.answers[0][0].error, "");
+    EXPECT_EQ(harness.answers[0][0].tokens, expected[0].tokens) << (stages ? "stages" : "rows");
+  }
+}
+
+TEST_P(GpuRanks, ContextsAreRefusedInALine) {
+  EngineOptions options = options_for(test::kLlamaModel, 1, "", "", device_);
+  options.context_parallel = 2;
+  const std::string refused = error_of([&] {
+    with_ranks(2, {options},
+               [&](std::shared_ptr<dist::Communicator> group) { open(options, std::move(group)); });
+  });
+  EXPECT_NE(refused.find("ranks that share contexts"), std::string::npos) << refused;
+}
+
+INSTANTIATE_TEST_SUITE_P(OneGpu, GpuRanks, testing::Values(""));
 
 // What encoders make of a text, over ranks that share rows.
 TEST(Ranks, EncodersHaveTheBitsOfOneProcess) {

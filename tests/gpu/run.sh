@@ -138,8 +138,8 @@ case $capability in
 esac
 [ -z "${CUDA_ARCHITECTURES:-}" ] || kind='' # whatever was asked for
 build_step build "$build" "${CUDA_ARCHITECTURES:-$architectures}" \
-  millrace kernels_cuda_test kernels_api_test backend_cuda_test backend_test engine_test integration_test attention_driver gemm_bench \
-  millrace_kernels_shared flash_mma_driver || finish
+  millrace kernels_cuda_test kernels_api_test backend_cuda_test backend_test engine_test integration_test \
+  ranks_test attention_driver gemm_bench millrace_kernels_shared flash_mma_driver || finish
 
 export MILLRACE_TEST_DEVICES=cuda
 export XDG_CACHE_HOME=$PWD/$build/cache # a table of tuned kernels that somebody else made is not under test
@@ -181,6 +181,16 @@ integration=$build/tests/integration_test
 start golden "$integration" --gtest_filter='*Golden.Device*:*Golden.SameBits*:KvCache.*'
 start sampling "$integration" --gtest_filter='Sampling.*:*Embedding*:*Encoders.*'
 start adapters "$integration" --gtest_filter='*AdapterGolden.Agrees*:*AdapterBatch.*'
+# Ranks that share this GPU: threads of a process, and processes of mpirun (status 77: there is none).
+for part in 0 1 2; do
+  start "ranks.$part" env GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=$part PATH="$PWD/$build:$PATH" \
+    "$build/tests/ranks_test" --gtest_filter='*Gpu*'
+done
+if command -v mpirun >/dev/null; then
+  start mpi_ranks "$python" tests/gpu/ranks_test.py "$build/millrace"
+else
+  note SKIPPED mpi_ranks '*** mpirun is not installed: ranks as processes did not run ***'
+fi
 start engine "$build/src/engine/engine_test" --gtest_filter='Ahead.*'
 start errors "$python" tests/gpu/errors_test.py "$build/millrace"
 model=build/models/SmolLM2-135M-Instruct.Q4_1.gguf

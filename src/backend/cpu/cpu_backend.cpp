@@ -5,6 +5,7 @@
 #include "backend/cpu/memory.h"
 #include "backend/cpu/weight.h"
 #include "backend/cpu/workspace.h"
+#include "backend/rank_spec.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/tables/features.h"
@@ -85,7 +86,7 @@ class CpuBackend final : public Backend {
                                   kernels_.quantize_bf16_tile != nullptr) +
              cpu::ContextPart::buffer_bytes(spec, shares_->context_ranks(), shares_->context_schedule());
     }
-    const ExecutorSpec local = shares_ == nullptr ? spec : cpu::RankPart::local_spec(*shares_, spec);
+    const ExecutorSpec local = shares_ == nullptr ? spec : rank_spec(*shares_, spec);
     return cpu::workspace_bytes(local, int64_t{spec.heads} * spec.head_dim, pool_.size(),
                                 kernels_.quantize_bf16_tile != nullptr);
   }

@@ -5,7 +5,9 @@
 #include <cstring>
 #include <numeric>
 
+#include "backend/rank_spec.h"
 #include "base/check.h"
+#include "dist/token_parts.h"
 #include "kernels/cpu/attention/rope_append_kv.h"
 #include "kernels/cpu/embedding/embed.h"
 #include "kernels/cpu/matmul/gemm.h"
@@ -61,8 +63,8 @@ CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, T
 
 CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool,
                          dist::Communicator& group, const dist::Shares& shares)
-    : CpuExecutor(RankPart::local_spec(shares, spec), kernels, pool,
-                  std::make_unique<RankPart>(group, shares, spec), nullptr) {
+    : CpuExecutor(rank_spec(shares, spec), kernels, pool, std::make_unique<RankPart>(group, shares, spec),
+                  nullptr) {
   if (group.rank() == 0) whole_logits_.resize(static_cast<size_t>(spec.max_logit_rows) * spec.vocab);
 }
 
@@ -399,7 +401,7 @@ std::span<const int32_t> CpuExecutor::greedy_tokens() {
 std::span<const int32_t> CpuExecutor::greedy_of_parts() {
   const std::span<int32_t> tokens(greedy_.data(), batch_.logit_rows.size());
   std::vector<float> values(tokens.size());
-  std::fill(tokens.begin(), tokens.end(), RankPart::kNoTokens);
+  std::fill(tokens.begin(), tokens.end(), dist::kNoTokens);
   if (vocab_part_ > 0) {
     argmax_rows(context(), work_->logits, std::ssize(tokens), vocab_part_, work_->argmax, greedy_.data());
   }
@@ -409,7 +411,7 @@ std::span<const int32_t> CpuExecutor::greedy_of_parts() {
     values[i] = work_->logits[static_cast<int64_t>(i) * vocab_part_ + tokens[i]];
     tokens[i] += first;
   }
-  if (!tokens.empty()) part_->collect_largest(tokens, values);
+  if (!tokens.empty()) dist::collect_largest(part_->group(), tokens, values);
   return tokens;
 }
 

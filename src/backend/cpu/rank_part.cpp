@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/rank_spec.h"
 #include "base/check.h"
 
 namespace millrace::cpu {
@@ -15,14 +16,10 @@ RankPart::RankPart(dist::Communicator& group, const dist::Shares& shares, const 
     : group_(group),
       shares_(shares),
       heads_(shares.heads(whole.heads, whole.kv_heads)),
-      query_bounds_(static_cast<size_t>(shares.ranks()) + 1, 0),
+      query_bounds_(query_bounds(shares, whole)),
       bytes_(static_cast<size_t>(shares.ranks())),
       out_bytes_(bytes_.size()),
       pairs_of_(bytes_.size()) {
-  for (int r = 0; r < shares.ranks(); ++r) {
-    query_bounds_[static_cast<size_t>(r) + 1] =
-        shares.heads_of(r, whole.heads, whole.kv_heads).query.end * whole.head_dim;
-  }
   const int64_t chosen = int64_t{whole.max_tokens} * whole.experts_per_token;
   // Of whole experts what goes out are their outputs.
   const int64_t expert_cols = shares.whole_experts() ? whole.hidden : whole.expert_ffn;
@@ -32,14 +29,6 @@ RankPart::RankPart(dist::Communicator& group, const dist::Shares& shares, const 
       std::max({int64_t{whole.max_tokens} * whole.hidden, inner, whole.max_tokens * query_bounds_.back(),
                 int64_t{whole.max_logit_rows} * whole.vocab})));
   inner_.resize(static_cast<size_t>(inner));
-}
-
-ExecutorSpec RankPart::local_spec(const dist::Shares& shares, const ExecutorSpec& whole) {
-  ExecutorSpec local = whole;
-  const auto heads = shares.heads(whole.heads, whole.kv_heads);
-  local.kv_heads = static_cast<int32_t>(std::max<int64_t>(1, heads.kv.size()));
-  local.heads = static_cast<int32_t>(std::max<int64_t>(local.kv_heads, heads.query.size()));
-  return local;
 }
 
 // exchanged_ holds the ranks' parts one after the other: rank r's columns of row i are at
@@ -137,28 +126,6 @@ void RankPart::collect_rows(ThreadPool& pool, const float* mine, float* whole, i
   for (int r = 1; r < group_.size(); ++r)
     group_.recv(r, std::as_writable_bytes(part(static_cast<size_t>(r))));
   unpack(pool, whole, bounds, rows);
-}
-
-void RankPart::collect_largest(std::span<int32_t> tokens, std::span<const float> values) {
-  struct Candidate {
-    int32_t token;
-    float value;
-  };
-  std::vector<Candidate> best(tokens.size());
-  for (size_t i = 0; i < best.size(); ++i) best[i] = {tokens[i], values[i]};
-  const auto bytes = std::as_writable_bytes(std::span(best));
-  if (group_.rank() != 0) return group_.send(0, bytes);
-  std::vector<Candidate> other(best.size());
-  for (int r = 1; r < group_.size();
-       ++r) {  // in rank order: tokens ascend, so that the first of equals stays
-    group_.recv(r, std::as_writable_bytes(std::span(other)));
-    for (size_t i = 0; i < best.size(); ++i) {
-      if (best[i].token == -1 || other[i].token == kNoTokens) continue;
-      if (other[i].token == -1 || best[i].token == kNoTokens || other[i].value > best[i].value)
-        best[i] = other[i];
-    }
-  }
-  for (size_t i = 0; i < best.size(); ++i) tokens[i] = best[i].token;
 }
 
 }  // namespace millrace::cpu

@@ -20,9 +20,6 @@ class RankPart {
  public:
   RankPart(dist::Communicator& group, const dist::Shares& shares, const ExecutorSpec& whole);
 
-  // The spec of this rank's executor: its heads and KV heads (one of each where it has none).
-  static ExecutorSpec local_spec(const dist::Shares& shares, const ExecutorSpec& whole);
-
   bool whole_attention() const { return shares_.whole_attention(); }  // every rank has all heads
   bool has_heads() const { return heads_.query.size() > 0; }
   int64_t head_columns() const { return query_bounds_.back(); }  // of all ranks
@@ -37,10 +34,7 @@ class RankPart {
   void gather_heads(ThreadPool& pool, const float* mine, float* whole, int64_t rows);
   // Rank 0 gets everybody's; `whole` is not looked at on the others.
   void collect_rows(ThreadPool& pool, const float* mine, float* whole, int64_t total, int64_t rows);
-  // tokens[i]: that of the largest value of all ranks' (token, value), lowest token among equals; -1 if one
-  // has -1. On rank 0 alone.
-  static constexpr int32_t kNoTokens = -2;  // of a rank without a part of the vocabulary
-  void collect_largest(std::span<int32_t> tokens, std::span<const float> values);
+  dist::Communicator& group() { return group_; }
 
   // Experts: whose (row, slot) pairs are whose, where ranks have whole experts. chosen[pairs]: all ranks'
   // numbering, -1: none.

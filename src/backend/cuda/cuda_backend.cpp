@@ -7,6 +7,7 @@
 #include "backend/cuda/autotune.h"
 #include "backend/cuda/cuda_executor.h"
 #include "backend/cuda/cuda_weight.h"
+#include "backend/cuda/device_link.h"
 #include "backend/cuda/gpu_energy.h"
 #include "backend/cuda/read_tuning.h"
 #include "base/error.h"
@@ -18,14 +19,28 @@
 namespace millrace {
 namespace {
 
+int gpu_for(const BackendOptions& options, int gpu) {
+  return gpu == kGpuOfRank ? options.local_rank % cuda::Device::count() : gpu;
+}
+
+// Ranks of this host that have the same GPU.
+int sharers(const BackendOptions& options, int gpu) {
+  if (gpu != kGpuOfRank) return options.local_ranks;
+  const int gpus = cuda::Device::count(), own = options.local_rank % gpus;
+  return (options.local_ranks - own + gpus - 1) / gpus;
+}
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(const BackendOptions& options, int gpu)
-      : device_(cuda::Device::open(gpu)),
-        own_memory_(options.memory_bytes > 0
-                        ? std::min(options.memory_bytes, device_.info().free_bytes)
-                        : static_cast<size_t>(static_cast<double>(device_.info().free_bytes) *
-                                              options.memory_fraction)),
+      : device_(cuda::Device::open(gpu_for(options, gpu))),
+        group_(options.group),
+        shares_(options.shares),
+        own_memory_((options.memory_bytes > 0
+                         ? std::min(options.memory_bytes, device_.info().free_bytes)
+                         : static_cast<size_t>(static_cast<double>(device_.info().free_bytes) *
+                                               options.memory_fraction)) /
+                    static_cast<size_t>(sharers(options, gpu))),
         pool_(options.threads),
         uploader_(device_),
         energy_(device_.ordinal()) {}
@@ -33,9 +48,9 @@ class CudaBackend final : public Backend {
   std::string_view name() const override { return "cuda"; }
   std::string description() const override {
     constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-    return fmt::format("cuda, {}, {}, {:.1f} GiB{}", device_.info().name, device_.info().architecture,
+    return fmt::format("cuda, {}, {}, {:.1f} GiB{}{}", device_.info().name, device_.info().architecture,
                        static_cast<double>(device_.info().memory_bytes) / kGiB,
-                       device_.tuning().empty() ? "" : ", tuned");
+                       device_.tuning().empty() ? "" : ", tuned", ranks_text());
   }
   std::string_view isa() const override { return device_.info().architecture; }
   int threads() const override { return pool_.size(); }
@@ -50,6 +65,12 @@ class CudaBackend final : public Backend {
     OpFeatures missing;
     missing.add(OpFeature::kSparse);
     missing.add(OpFeature::kIndexer);
+    // Over heads that other ranks have; what ranks do not share out.
+    missing.add(OpFeature::kNormWhole, group_ != nullptr && !shares_->whole_attention());
+    for (const OpFeature feature :
+         {OpFeature::kHeadSizes, OpFeature::kSharedKeys, OpFeature::kLayerInputs, OpFeature::kExpertNorms}) {
+      missing.add(feature, shares_ != nullptr);
+    }
     return missing;
   }
   std::optional<double> measure_read_bandwidth() override {
@@ -63,6 +84,8 @@ class CudaBackend final : public Backend {
     return DeviceEnergy{"gpu " + energy_.bus_id(), *joules};
   }
   std::optional<size_t> own_memory() const override { return own_memory_; }
+  const dist::Shares* shares() const override { return shares_; }
+  std::vector<DeviceLinkSpeed> measure_device_links() override;
 
   size_t weight_bytes(const TensorView& view, WeightUse use, size_t) const override {
     return cuda::device_weight_bytes(view, use);
@@ -74,7 +97,13 @@ class CudaBackend final : public Backend {
     return uploader_.upload(view, use);
   }
 
+  // kernels/cuda/attention/kv_fp8.cuh
+  size_t key_head_bytes(const ExecutorSpec& spec) const override {
+    if (spec.kv_type != DType::kF8E4M3) return Backend::key_head_bytes(spec);
+    return kBlockTokens * (static_cast<size_t>(spec.head_dim) + 2);
+  }
   size_t workspace_bytes(const ExecutorSpec& spec) const override {
+    if (shares_rows()) return cuda::executor_workspace_bytes(spec, device_, *shares_);
     return cuda::executor_workspace_bytes(spec, device_);
   }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
@@ -86,6 +115,7 @@ class CudaBackend final : public Backend {
       throw_error(ErrorCode::kUnsupported, "device cuda: a state of {} key dimensions, expected at most {}",
                   spec.state.key_dim, cuda::kMaxStateKeyDim);
     }
+    if (group_ != nullptr) return cuda::make_cuda_executor(spec, device_, *group_, *shares_);
     return cuda::make_cuda_executor(spec, device_);
   }
 
@@ -105,12 +135,36 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  cuda::Device device_;  // first: everything else is made on it
+  bool shares_rows() const { return shares_ != nullptr && shares_->stages() == 1; }
+  std::string ranks_text() const {
+    if (group_ != nullptr) {
+      return fmt::format(", rank {} of {} over {}", group_->rank(), group_->size(), group_->name());
+    }
+    if (shares_ == nullptr || shares_->stages() == 1) return "";
+    return fmt::format(", stage {} of {}", shares_->stage(), shares_->stages());
+  }
+
+  cuda::Device device_;              // first: everything else is made on it
+  dist::Communicator* const group_;  // absent: this process has the whole model, or whole layers of it
+  const dist::Shares* const shares_;
   size_t own_memory_;
   ThreadPool pool_;
   cuda::WeightUploader uploader_;
   cuda::GpuEnergy energy_;
 };
+
+std::vector<DeviceLinkSpeed> CudaBackend::measure_device_links() {
+  if (group_ == nullptr) return {};
+  std::vector<DeviceLinkSpeed> speeds;
+  const auto measure = [&](cuda::LinkKind kind) {
+    const auto link = cuda::make_device_link(*group_, device_, cuda::kMeasuredValues, kind);
+    if (!speeds.empty() && speeds.back().name == link->name()) return;
+    speeds.push_back(cuda::measure(*link, *group_, device_));
+  };
+  measure(cuda::LinkKind::kStaged);
+  measure(cuda::LinkKind::kAuto);
+  return speeds;
+}
 
 }  // namespace
 

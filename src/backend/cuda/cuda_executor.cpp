@@ -10,6 +10,7 @@
 
 #include "backend/cuda/block_copies.h"
 #include "backend/cuda/graph.h"
+#include "backend/cuda/rank_part.h"
 #include "backend/cuda/sample_batch.h"
 #include "backend/cuda/step_launcher.h"
 #include "backend/mixed_part.h"
@@ -61,11 +62,12 @@ Operation operation_of(const StepOp& op) {
 // above all, are replayed as graphs.
 class CudaExecutor final : public Executor, public MixedPart {
  public:
-  CudaExecutor(const ExecutorSpec& spec, const Device& device)
+  CudaExecutor(const ExecutorSpec& spec, const Device& device, std::unique_ptr<RankPart> part)
       : device_(device),
         spec_(spec),
-        work_(spec, {device, stream_.get()}),
-        launcher_(spec_, work_, {device, stream_.get()}),
+        part_(std::move(part)),
+        work_(spec, {device, stream_.get()}, part_ == nullptr ? 0 : part_->attended_cols()),
+        launcher_(spec_, work_, {device, stream_.get()}, part_.get()),
         block_copies_(stream_, largest_block_of(spec)) {
     for (Sampled& s : sampled_) {
       s.tokens = PinnedBuffer(work_.best.bytes(), "the sampled tokens");
@@ -77,28 +79,30 @@ class CudaExecutor final : public Executor, public MixedPart {
 
   void begin(const Batch& batch) override;
   void embed(const Embed& op) override;
-  void layer_inputs(const LayerInputs& op) override { ops_.emplace_back(op); }
-  void end_layer(const EndLayer& op) override { ops_.emplace_back(op); }
+  void layer_inputs(const LayerInputs& op) override { record(op); }
+  void end_layer(const EndLayer& op) override { record(op); }
   void add_given(int layer) override {
-    if (plan_.given_rows > 0 && layer < plan_.given_further) ops_.emplace_back(GivenOp{layer});
+    if (plan_.given_rows > 0 && layer < plan_.given_further) record(GivenOp{layer});
   }
-  void norm_qkv(const NormQkv& op) override { ops_.emplace_back(op); }
-  void norm_latent_qkv(const NormLatentQkv& op) override { ops_.emplace_back(op); }
+  void norm_qkv(const NormQkv& op) override { record(op); }
+  void norm_latent_qkv(const NormLatentQkv& op) override { record(op); }
   void rope_append_kv(const Rope& op) override;
   void attend(const Attend& op) override;
-  void norm_mix(const NormMix& op) override { ops_.emplace_back(op); }
-  void mix(const StateMix& op) override { ops_.emplace_back(op); }
-  void time_mix(const TimeMix& op) override { ops_.emplace_back(op); }
-  void channel_mix_add(const ChannelMix& op) override { ops_.emplace_back(op); }
-  void project_add(const Projection& op) override { ops_.emplace_back(op); }
-  void ffn_add(const Ffn& op) override { ops_.emplace_back(op); }
+  void norm_mix(const NormMix& op) override { record(op); }
+  void mix(const StateMix& op) override { record(op); }
+  void time_mix(const TimeMix& op) override { record(op); }
+  void channel_mix_add(const ChannelMix& op) override { record(op); }
+  void project_add(const Projection& op) override { record(op); }
+  void ffn_add(const Ffn& op) override { record(op); }
   void route(const Route& op) override;
   void experts_add(const Experts& op) override;
-  void norm_residual(const Norm& op) override { ops_.emplace_back(NormResidualOp{op}); }
-  void norm_logits(const Logits& op) override { ops_.emplace_back(op); }
+  void norm_residual(const Norm& op) override { record(NormResidualOp{op}); }
+  void norm_logits(const Logits& op) override { record(op); }
   std::span<const float> logits() override;
+  std::span<const float> own_logits() override;
   std::span<const float> logits_of(std::span<const int32_t> rows) override;
-  bool samples() const override { return supports_sampling(spec_.vocab, device_); }
+  // Ranks pick by what all of them know (engine/rank_sampler.h).
+  bool samples() const override { return part_ == nullptr && supports_sampling(spec_.vocab, device_); }
   void start() override { flush(); }
   bool sample(std::span<const SampleRow> rows) override;
   std::span<const SampledRow> sampled() override;
@@ -130,6 +134,10 @@ class CudaExecutor final : public Executor, public MixedPart {
   };
   SlotPlace place_of(Slot slot) const;
   std::span<std::byte> block_bytes(int group, int32_t block) const;  // on the device
+  void record(const StepOp& op) {
+    ops_.push_back(op);
+    if (part_ != nullptr && part_->blocks()) flush();
+  }
   void flush();
   void launch_timed();
   void upload_given(const Batch& batch);
@@ -144,6 +152,7 @@ class CudaExecutor final : public Executor, public MixedPart {
   const Device& device_;
   ExecutorSpec spec_;
   Stream stream_;
+  const std::unique_ptr<RankPart> part_;  // absent: the whole model is here
   Workspace work_;
   StepLauncher launcher_;
   GraphCache graphs_;
@@ -306,14 +315,14 @@ void CudaExecutor::embed(const Embed& op) {
   }
   if (op.types != nullptr)
     MILLRACE_CHECK(op.types->cols == spec_.hidden && op.types->rows > (typed_ ? 1 : 0));
-  ops_.emplace_back(op);
+  record(op);
 }
 
 void CudaExecutor::rope_append_kv(const Rope& op) {
   MILLRACE_CHECK(2 * op.inv_freq.size() <=
                  static_cast<size_t>(spec_.head_dim_of(spec_.layers[static_cast<size_t>(op.layer)].group)));
   const size_t table = launcher_.angle_table(op.inv_freq, op.magnitude, op.axes);
-  ops_.emplace_back(RopeOp{
+  record(RopeOp{
       op.layer,
       table,
       {launcher_.inv_freq(table), static_cast<int32_t>(op.inv_freq.size()), op.magnitude, op.interleaved},
@@ -325,7 +334,7 @@ void CudaExecutor::attend(const Attend& op) {
   // A chunk begins where a window of its size does, or later.
   const int32_t window = op.window > 0 ? op.window : op.chunk;
   MILLRACE_CHECK(batch_->holds_window(spec_.layers[static_cast<size_t>(op.layer)].group, window));
-  ops_.emplace_back(op);
+  record(op);
 }
 
 void CudaExecutor::route(const Route& op) {
@@ -341,13 +350,13 @@ void CudaExecutor::route(const Route& op) {
   plan_.softmax_over_all = op.weighting == Route::Weighting::kSoftmaxAll;
   plan_.chosen =
       sigmoid || grouped || op.scale != 1.0f || op.score_scale != 1.0f || op.expert_scales != nullptr;
-  ops_.emplace_back(op);
+  record(op);
 }
 
 // Of experts that are here in part the choice has been made: those of other layers of the step choose
 // themselves.
 void CudaExecutor::experts_add(const Experts& op) {
-  ops_.emplace_back(op);
+  record(op);
   if (!keeps_some_) return;
   keeps_some_ = false;
   const bool chosen = std::exchange(plan_.chosen, true);
@@ -356,14 +365,16 @@ void CudaExecutor::experts_add(const Experts& op) {
 }
 
 // Decoding repeats: its steps are captured, those of a small batch at first sight, larger ones, beside which
-// launching is short, at the second in a row. A chunk of a prompt is launched as it is.
+// launching is short, at the second in a row. A chunk of a prompt is launched as it is, and so is all that
+// ranks do whose exchanges wait on the host.
 void CudaExecutor::flush() {
   device_.use();  // the thread may have worked on another GPU since
   if (ops_.empty()) return;
   constexpr int64_t kMaxGraphRows = 256, kAtFirstSight = 4;
   if (times_operations_) return launch_timed();
   const auto launch = [&] { launcher_.launch(ops_, plan_, *batch_, batch_device_.as<int32_t>()); };
-  if (plan_.single_tokens && plan_.rows > 0 && plan_.rows <= kMaxGraphRows) {
+  const bool waits = part_ != nullptr && part_->blocks();
+  if (plan_.single_tokens && plan_.rows > 0 && plan_.rows <= kMaxGraphRows && !waits) {
     std::vector<uint64_t> signature = signature_of(ops_, plan_);
     if (plan_.rows <= kAtFirstSight || signature == last_signature_ || graphs_.has(signature)) {
       graphs_.get(signature, stream_, launch).launch(stream_);
@@ -405,6 +416,11 @@ float* CudaExecutor::host_logits() {
 }
 
 std::span<const float> CudaExecutor::logits() {
+  if (part_ == nullptr) return own_logits();
+  return part_->collect_logits(own_logits(), plan_.logit_rows);
+}
+
+std::span<const float> CudaExecutor::own_logits() {
   flush();
   const size_t count = static_cast<size_t>(plan_.logit_rows) * static_cast<size_t>(spec_.vocab);
   if (count == 0) return {};
@@ -414,6 +430,7 @@ std::span<const float> CudaExecutor::logits() {
 }
 
 std::span<const float> CudaExecutor::logits_of(std::span<const int32_t> rows) {
+  if (part_ != nullptr) return logits();
   flush();
   const auto vocab = static_cast<size_t>(spec_.vocab);
   for (size_t i = 0; i < rows.size();) {  // rows that follow one another in one copy
@@ -430,6 +447,7 @@ std::span<const float> CudaExecutor::logits_of(std::span<const int32_t> rows) {
 }
 
 std::span<const int32_t> CudaExecutor::greedy_tokens() {
+  if (part_ != nullptr) return part_->collect_greedy(own_logits(), plan_.logit_rows);
   ops_.emplace_back(ArgmaxOp{});
   flush();
   const auto count = static_cast<size_t>(plan_.logit_rows);
@@ -460,6 +478,7 @@ void CudaExecutor::upload_sampling(std::span<const SampleRow> rows) {
 }
 
 bool CudaExecutor::sample(std::span<const SampleRow> rows) {
+  if (part_ != nullptr) return false;
   MILLRACE_CHECK(rows.size() == static_cast<size_t>(plan_.logit_rows));
   MILLRACE_CHECK(started_ - taken_ < sampled_.size());
   Sampled& s = sampled_[started_ % 2];
@@ -690,9 +709,22 @@ size_t executor_workspace_bytes(const ExecutorSpec& spec, const Device& device) 
   return workspace_bytes_of(spec, device);
 }
 
+size_t executor_workspace_bytes(const ExecutorSpec& whole, const Device& device, const dist::Shares& shares) {
+  return workspace_bytes_of(RankPart::local_spec(shares, whole), device,
+                            int64_t{whole.heads} * whole.head_dim) +
+         RankPart::bytes(shares, whole);
+}
+
 std::unique_ptr<Executor> make_cuda_executor(const ExecutorSpec& spec, const Device& device) {
   device.use();
-  return std::make_unique<CudaExecutor>(spec, device);
+  return std::make_unique<CudaExecutor>(spec, device, nullptr);
+}
+
+std::unique_ptr<Executor> make_cuda_executor(const ExecutorSpec& whole, const Device& device,
+                                             dist::Communicator& group, const dist::Shares& shares) {
+  device.use();
+  return std::make_unique<CudaExecutor>(RankPart::local_spec(shares, whole), device,
+                                        std::make_unique<RankPart>(group, shares, whole, device));
 }
 
 }  // namespace millrace::cuda

@@ -24,10 +24,17 @@ struct ScaleShape {
   size_t row_bytes = 0;
 };
 
+// A rank's rows of a matrix may begin within a row of the grid, and those of several matrices lie apart:
+// their scales are held one row for each row.
+bool spreads_scales(const TensorView& view) { return view.matrix_rows != 0 || view.scales.first_row != 0; }
+int64_t rows_per_scale(const TensorView& view) {
+  return spreads_scales(view) ? 1 : view.scales.rows_per_scale;
+}
+
 ScaleShape scale_shape(const TensorView& view) {
   const ScaleGrid& grid = view.scales;
   if (grid.data == nullptr) return {};
-  const int64_t rows = (view.rows() + grid.rows_per_scale - 1) / grid.rows_per_scale;
+  const int64_t rows = (view.rows() + rows_per_scale(view) - 1) / rows_per_scale(view);
   const int64_t per_row = (view.cols() + grid.cols_per_scale - 1) / grid.cols_per_scale;
   return {rows, per_row, bytes_of(grid.type, per_row)};
 }
@@ -127,7 +134,11 @@ WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use) {
 void WeightUploader::upload_matrix(const TensorView& view, CudaWeight& weight) {
   const size_t row_bytes = bytes_of(view.type, view.cols());
   weight.values = DeviceBuffer(view.bytes(), view.name.c_str());
-  copy_rows(view.data, view.rows(), row_bytes, view.row_stride_bytes, weight.values.as<void>());
+  const int64_t run = view.matrix_rows == 0 ? view.rows() : weight.rows;
+  for (int64_t begin = 0; begin < view.rows(); begin += run) {
+    copy_rows(view.row(begin), run, row_bytes, view.row_stride_bytes,
+              weight.values.as<std::byte>() + static_cast<size_t>(begin) * row_bytes);
+  }
   weight.matrix.data = weight.values.as<const uint8_t>();
   weight.matrix.rows = weight.rows;
   weight.matrix.cols = weight.cols;
@@ -150,7 +161,7 @@ void WeightUploader::upload_packed(const TensorView& view, CudaWeight& weight) {
   const int64_t piece =
       std::max<int64_t>(1, static_cast<int64_t>(kRawBytes / row_bytes) / kTileRows) * kTileRows;
   // Whole tiles: the experts' rows are one long run. Else each expert's last tile is padded.
-  const int64_t run = weight.rows % kTileRows == 0 ? view.rows() : weight.rows;
+  const int64_t run = weight.rows % kTileRows == 0 && view.matrix_rows == 0 ? view.rows() : weight.rows;
   for (int64_t begin = 0; begin < view.rows(); begin += run) {
     for (int64_t done = 0; done < run; done += piece) {
       const int64_t tile =
@@ -187,15 +198,15 @@ void WeightUploader::repack_rows(const TensorView& view, const DeviceMatrix& gri
   raw.cols = view.cols();
   raw.row_bytes = static_cast<int64_t>(row_bytes);
   grow(raw_, std::max(kRawBytes, static_cast<size_t>(count) * row_bytes));
-  copy_rows(view.data + first * view.row_stride_bytes, count, row_bytes, view.row_stride_bytes,
-            raw_.as<void>());
+  copy_rows(view.row(first), count, row_bytes, view.row_stride_bytes, raw_.as<void>());
   raw.data = raw_.as<const uint8_t>();
   raw.codebook = codebook(view.type);
   if (view.type == DType::kMXFP4Split) {  // its scales beside it: a byte per 32 columns
     const ScaleShape shape = scale_shape(view);
     const auto stride = static_cast<int64_t>(bytes_of(view.scales.type, view.scales.scales_per_row));
     grow(raw_scales_, static_cast<size_t>(count) * shape.row_bytes);
-    copy_rows(view.scales.data + first * stride, count, shape.row_bytes, stride, raw_scales_.as<void>());
+    copy_rows(view.scales.data + view.data_row(first) * stride, count, shape.row_bytes, stride,
+              raw_scales_.as<void>());
     raw.scales = raw_scales_.as<const uint8_t>();
     raw.scales_per_row = shape.per_row;
   }
@@ -219,10 +230,21 @@ void WeightUploader::upload_scales(const TensorView& view, CudaWeight& weight) {
   const ScaleShape shape = scale_shape(view);
   const auto stride = static_cast<int64_t>(bytes_of(grid.type, grid.scales_per_row));
   weight.scale_grid = DeviceBuffer(static_cast<size_t>(shape.rows) * shape.row_bytes, view.name.c_str());
-  copy_rows(grid.data, shape.rows, shape.row_bytes, stride, weight.scale_grid.as<void>());
+  if (spreads_scales(view)) {
+    std::vector<std::byte> rows(static_cast<size_t>(shape.rows) * shape.row_bytes);
+    for (int64_t r = 0; r < shape.rows; ++r) {
+      const int64_t at = (grid.first_row + view.data_row(r)) / grid.rows_per_scale;
+      std::memcpy(rows.data() + static_cast<size_t>(r) * shape.row_bytes, grid.data + at * stride,
+                  shape.row_bytes);
+    }
+    copy_rows(rows.data(), shape.rows, shape.row_bytes, static_cast<int64_t>(shape.row_bytes),
+              weight.scale_grid.as<void>());
+  } else {
+    copy_rows(grid.data, shape.rows, shape.row_bytes, stride, weight.scale_grid.as<void>());
+  }
   weight.matrix.scales = weight.scale_grid.as<const uint8_t>();
   weight.matrix.scale_type = grid.type;
-  weight.matrix.rows_per_scale = grid.rows_per_scale;
+  weight.matrix.rows_per_scale = rows_per_scale(view);
   weight.matrix.cols_per_scale = grid.cols_per_scale;
   weight.matrix.scales_per_row = shape.per_row;
 }

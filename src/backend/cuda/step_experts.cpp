@@ -42,7 +42,8 @@ bool StepLauncher::has_router_kernel(const Route& op) const {
 bool StepLauncher::launch_persistent(const std::vector<StepOp>& ops, size_t at) {
   const auto* route = std::get_if<Route>(&ops[at]);
   const auto* experts = at + 1 < ops.size() ? std::get_if<Experts>(&ops[at + 1]) : nullptr;
-  if (route == nullptr || experts == nullptr || plan_.rows > kMaxGemvRows || !whole_grid_.held())
+  if (route == nullptr || experts == nullptr || plan_.rows > kMaxGemvRows || !whole_grid_.held() ||
+      part_ != nullptr)
     return false;
   if (!has_router_kernel(*route) || plan_.chosen || experts->shared.up.weight != nullptr ||
       experts->weigh_input || !gated_epilogue(*experts) || experts->norm.present()) {
@@ -160,12 +161,8 @@ void StepLauncher::round_pairs(const DeviceBuffer& x, int32_t copies, const Pack
   launch_round_rows(round, at_);
 }
 
-void StepLauncher::grouped_gate_up(const Experts& op) {
-  if (op.weigh_input) {
-    round_pairs(w_.down, 1, own(*op.gate.weight).packed);
-  } else {
-    round_pairs(w_.normed, spec_.experts_per_token, own(*op.gate.weight).packed);
-  }
+void StepLauncher::grouped_gate_up(const Experts& op, const DeviceBuffer& x, int32_t divide) {
+  round_pairs(x, divide, own(*op.gate.weight).packed);
   GroupedGemm gemm;
   gemm.experts = spec_.experts;
   gemm.gate = own(*op.gate.weight).packed;
@@ -196,7 +193,7 @@ bool StepLauncher::fuses_gate_up(const Experts& op) const {
 
 // Whether gate and up leave their activations as down's operand.
 bool StepLauncher::rounds_act(const Experts& op) const {
-  return at_.device.has_wgmma() && fuses_gate_up(op) &&
+  return at_.device.has_wgmma() && fuses_gate_up(op) && (part_ == nullptr || whole_experts()) &&
          own(*op.down.weight).packed.format != PackedFormat::kNone;
 }
 
@@ -225,37 +222,52 @@ void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_
 }
 
 void StepLauncher::check_experts(const Experts& op) const {
-  for (const auto& [linear, rows, cols] : {std::tuple{&op.gate, spec_.expert_ffn, spec_.hidden},
-                                           {&op.up, spec_.expert_ffn, spec_.hidden},
-                                           {&op.down, spec_.hidden, spec_.expert_ffn}}) {
+  if (whole_experts() && part_->own_experts() == 0) return;  // of nothing there are no rows either
+  const int64_t ffn = spec_.expert_ffn, hidden = spec_.hidden;
+  const bool by_rows = part_ != nullptr && !whole_experts();
+  const int64_t own_ffn = by_rows ? part_->own(ffn) : ffn, own_down = by_rows ? own_hidden() : hidden;
+  for (const auto& [linear, rows, cols] :
+       {std::tuple{&op.gate, own_ffn, hidden}, {&op.up, own_ffn, hidden}, {&op.down, own_down, ffn}}) {
     if (linear->weight == nullptr && linear == &op.gate) continue;  // there is none
     MILLRACE_CHECK(linear->weight->rows == rows && linear->weight->cols == cols);
+    if (whole_experts()) {
+      MILLRACE_CHECK(linear->weight->experts == part_->own_experts());
+      continue;
+    }
     MILLRACE_CHECK(linear->weight->experts == spec_.experts ||
                    (plan_.chosen && linear->weight->experts < spec_.experts));  // KeepExpertsOp
   }
 }
 
-// residual += scale * sigmoid(mix n) * down(act(gate n) * (up n)): of n what route() left in `normed`.
-void StepLauncher::shared_expert_add(const Experts& op) {
+// to += scale * sigmoid(mix n) * down(act(gate n) * (up n)): of n what route() left in `normed`. to: [rows,
+// own_hidden()].
+void StepLauncher::shared_expert_add(const Experts& op, float* to) {
   const Experts::Shared& shared = op.shared;
   const Rows rows{w_.normed.as<float>(), plan_.rows, spec_.hidden, nullptr, nullptr, nullptr};
   gate_up(rows, shared.gate, shared.up, op.activation);
-  const Rows inner{w_.gate.as<float>(), plan_.rows, shared.up.weight->rows, nullptr, nullptr, nullptr};
+  const Rows inner{whole_inner(shared.down, plan_.rows).as<float>(),
+                   plan_.rows,
+                   shared.down.weight->cols,
+                   nullptr,
+                   nullptr,
+                   nullptr};
+  const int64_t hidden = own_hidden();
+  if (hidden == 0) return;
   const bool mixed = shared.mix.weight != nullptr;
   const bool as_it_is = !mixed && shared.scale == 1.0f;
-  const Target down{shared.down, (as_it_is ? w_.residual : w_.down).as<float>(), spec_.hidden};
+  const Target down{shared.down, as_it_is ? to : w_.down.as<float>(), hidden};
   linears(inner, {&down, 1}, as_it_is);
   if (as_it_is) return;
   if (!mixed) {
-    RowNorm add = row_norm_of({}, w_.down.as<float>(), plan_.rows, spec_.hidden, w_.residual.as<float>());
+    RowNorm add = row_norm_of({}, w_.down.as<float>(), plan_.rows, hidden, to);
     add.add = true;
     add.scale = shared.scale;
     return launch_row_norm(add, at_);
   }
   const Target mix{shared.mix, w_.mix.as<float>(), 1};
   linears(rows, {&mix, 1}, false);
-  launch_add_mixed(w_.mix.as<const float>(), shared.scale, w_.down.as<const float>(), plan_.rows,
-                   spec_.hidden, w_.residual.as<float>(), at_);
+  launch_add_mixed(w_.mix.as<const float>(), shared.scale, w_.down.as<const float>(), plan_.rows, hidden, to,
+                   at_);
 }
 
 void StepLauncher::operator()(const ChooseOp&) {
@@ -269,14 +281,21 @@ void StepLauncher::operator()(const KeepExpertsOp& op) {
 
 void StepLauncher::operator()(const Experts& op) {
   if (op.norm.present()) return normed_experts_add(op);
-  if (op.shared.up.weight != nullptr) shared_expert_add(op);
+  if (part_ != nullptr) {
+    float* const columns = part_->take_columns(w_.residual.as<float>(), plan_.rows, at_);
+    if (op.shared.up.weight != nullptr) shared_expert_add(op, columns);
+    check_experts(op);
+    run_experts(op, columns);
+    return part_->gather_rows(columns, spec_.hidden, w_.residual.as<float>(), plan_.rows, at_);
+  }
+  if (op.shared.up.weight != nullptr) shared_expert_add(op, w_.residual.as<float>());
   if (op.up.weight == nullptr) return;  // another device has them
   check_experts(op);
   if (plan_.rows <= kMaxGemvRows && !plan_.chosen && !op.weigh_input && gated_epilogue(op)) {
     const GemvExperts gemv = gemv_experts(op);
     if (supports_gemv_experts(gemv, at_.device)) return launch_gemv_experts(gemv, at_);
   }
-  run_experts(op, w_.residual);
+  run_experts(op, w_.residual.as<float>());
 }
 
 // residual += norm_after(shared_norm_after(shared(shared_norm(x))) + experts_norm_after(experts(norm(x)))).
@@ -295,7 +314,7 @@ void StepLauncher::normed_experts_add(const Experts& op) {
   this->hidden(op.norm, plan_.rows);
   const auto bytes = static_cast<size_t>(plan_.rows * hidden) * sizeof(float);
   if (bytes > 0) MILLRACE_CUDA_TRY(cudaMemsetAsync(w_.expert_sum.as<void>(), 0, bytes, at_.stream));
-  run_experts(op, w_.expert_sum);
+  run_experts(op, w_.expert_sum.as<float>());
 
   const auto add = [&](const Norm& norm, const DeviceBuffer& from, const DeviceBuffer& to) {
     RowNorm rows = row_norm_of(norm, from.as<float>(), plan_.rows, hidden, to.as<float>());
@@ -306,24 +325,45 @@ void StepLauncher::normed_experts_add(const Experts& op) {
   add(op.norm_after, w_.shared_sum, w_.residual);
 }
 
-// to += what the experts make of `normed`; to: [rows, hidden].
-void StepLauncher::run_experts(const Experts& op, const DeviceBuffer& to) {
+// to += what the experts make of `normed`; to: [rows, own_hidden()].
+void StepLauncher::run_experts(const Experts& op, float* to) {
   if (!plan_.chosen) route_top_k();
-  launch_group_experts(w_.chosen.as<int32_t>(), pairs(), spec_.experts,
-                       expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device), at_);
+  const int64_t all = pairs();
   if (op.weigh_input) {  // into `down`, which nobody needs before the inputs are used up
-    launch_weigh_inputs(w_.normed.as<const float>(), pairs(), spec_.experts_per_token, spec_.hidden,
+    launch_weigh_inputs(w_.normed.as<const float>(), all, spec_.experts_per_token, spec_.hidden,
                         w_.chosen_weight.as<float>(), w_.down.as<float>(), at_);
   }
-  if (fuses_gate_up(op)) {
-    grouped_gate_up(op);
+  const DeviceBuffer& x = op.weigh_input ? w_.down : w_.normed;
+  const int32_t divide = op.weigh_input ? 1 : spec_.experts_per_token;
+  if (whole_experts()) {  // this rank's pairs alone, whose rows are put side by side
+    pairs_ = part_->sort_pairs(w_.chosen.as<int32_t>(), all, divide, at_);
+    if (pairs_ > 0) {
+      RowNorm take = row_norm_of({}, x.as<float>(), pairs_, spec_.hidden, part_->scratch().as<float>());
+      take.source_rows = part_->own_rows();
+      launch_row_norm(take, at_);
+      expert_products(op, part_->scratch(), 1);
+    }
+    pairs_ = all;
+    part_->exchange_outputs(w_.down.as<float>(), all, at_);
   } else {
-    const DeviceBuffer& x = op.weigh_input ? w_.down : w_.normed;
-    const int32_t divide = op.weigh_input ? 1 : spec_.experts_per_token;
+    expert_products(op, x, divide);
+  }
+  if (own_hidden() == 0) return;
+  launch_combine_experts(w_.down.as<float>(), w_.chosen_weight.as<float>(), plan_.rows,
+                         spec_.experts_per_token, own_hidden(), to, at_);
+}
+
+void StepLauncher::expert_products(const Experts& op, const DeviceBuffer& x, int32_t divide) {
+  launch_group_experts(w_.chosen.as<int32_t>(), pairs(), spec_.experts,
+                       expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device), at_);
+  const int64_t inner = op.up.weight->rows;  // of a rank maybe none
+  if (inner > 0 && fuses_gate_up(op)) {
+    grouped_gate_up(op, x, divide);
+  } else if (inner > 0) {
     const bool gated = op.gate.weight != nullptr;
     expert_linear(gated ? op.gate : op.up, x, divide, w_.gate);
     if (gated) expert_linear(op.up, x, divide, w_.up);
-    const int64_t size = pairs() * spec_.expert_ffn;
+    const int64_t size = pairs() * inner;
     if (!gated_epilogue(op)) {
       MILLRACE_CHECK(op.activation != millrace::Activation::kClampedSwiglu);  // it has a gate
       activate(op.activation, size, w_.gate.as<float>(), gated ? w_.up.as<float>() : nullptr);
@@ -332,13 +372,13 @@ void StepLauncher::run_experts(const Experts& op, const DeviceBuffer& to) {
       launch_activate(activation, size, w_.gate.as<float>(), w_.up.as<float>(), at_);
     }
   }
+  const DeviceBuffer& activated = whole_experts() ? w_.gate : whole_inner(op.down, pairs());
+  if (op.down.weight->rows == 0) return;
   if (rounds_act(op)) {
     grouped_linear(op.down, {w_.act_rows.as<uint8_t>()}, w_.down);
   } else {
-    expert_linear(op.down, w_.gate, 1, w_.down);
+    expert_linear(op.down, activated, 1, w_.down);
   }
-  launch_combine_experts(w_.down.as<float>(), w_.chosen_weight.as<float>(), plan_.rows,
-                         spec_.experts_per_token, spec_.hidden, to.as<float>(), at_);
 }
 
 }  // namespace millrace::cuda

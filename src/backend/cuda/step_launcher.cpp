@@ -29,18 +29,23 @@ size_t count_of(const Array& array) {
 
 }  // namespace
 
-StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace, const Launch& at)
+StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace, const Launch& at,
+                           RankPart* part)
     : spec_(spec),
       w_(workspace),
       at_(at),
+      part_(part),
       latent_wgmma_(spec.latent.rank > 0 &&
                     supports_latent_wgmma(spec.kv_type, spec.latent.rope, spec.latent.rank, at.device)),
       whole_grid_(at.device.claim_grid()) {
-  for (int g = 0; g < static_cast<int>(spec.kv_groups.size()); ++g) {
-    const int32_t kv_heads = spec.kv_heads_of(g), dim = spec.head_dim_of(g);
-    attention_kinds_.push_back({spec.latent.rank == 0 && supports_paged_attention(spec.kv_type, spec.heads,
-                                                                                  kv_heads, dim, at.device),
-                                supports_tile_attention(spec.kv_type, spec.heads, kv_heads, dim, at.device)});
+  // By the whole model's heads: a rank's kernels are those of one GPU.
+  const ExecutorSpec& whole = part == nullptr ? spec : part->whole();
+  for (int g = 0; g < static_cast<int>(whole.kv_groups.size()); ++g) {
+    const int32_t kv_heads = whole.kv_heads_of(g), dim = whole.head_dim_of(g);
+    attention_kinds_.push_back(
+        {whole.latent.rank == 0 &&
+             supports_paged_attention(whole.kv_type, whole.heads, kv_heads, dim, at.device),
+         supports_tile_attention(whole.kv_type, whole.heads, kv_heads, dim, at.device)});
   }
 }
 
@@ -50,6 +55,7 @@ void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, 
   batch_ = &batch;
   batch_device_ = batch_device;
   fused_rope_ = nullptr;
+  pairs_ = plan.rows * spec_.experts_per_token;
   if (plan.takes_sampled && std::holds_alternative<Embed>(ops.front())) {
     launch_take_sampled(w_.best.as<const int32_t>(), in_batch(batch.sampled_rows()), plan.rows,
                         batch_device + batch.tokens(), at_);
@@ -189,6 +195,7 @@ void StepLauncher::operator()(const Embed& op) {
 }
 
 void StepLauncher::operator()(const NormQkv& op) {
+  if (!has_heads()) return;
   const int64_t dim = op.head_dim > 0 ? op.head_dim : spec_.head_dim;
   const bool keys = op.k.weight != nullptr;  // else another layer's are read
   const int64_t kv_cols = keys ? op.k.weight->rows : 0;
@@ -211,6 +218,7 @@ void StepLauncher::operator()(const NormQkv& op) {
 }
 
 void StepLauncher::operator()(const RopeOp& op) {
+  if (!has_heads()) return;
   const auto* angles = angle_tables_[op.table].angles.as<const float2>();
   if (is_latent()) {
     launch_latent_append(cache_of(op.layer), op.params, angles, plan_.rows, w_.query.as<float>(),
@@ -227,6 +235,10 @@ void StepLauncher::operator()(const RopeOp& op) {
 }
 
 void StepLauncher::operator()(const Attend& op) {
+  if (!has_heads()) {
+    fused_rope_ = nullptr;
+    return;
+  }
   attend(op);
   if (!batch_->both_ways().empty()) attend_both_ways(op);
   if (op.gated) {
@@ -322,8 +334,14 @@ void StepLauncher::paged_attention(const Attend& op) {
 void StepLauncher::linear_add(const Linear& op, const float* x, int64_t cols, const Norm& norm_after,
                               float scale) {
   const bool as_it_is = !norm_after.present() && scale == 1.0f;
-  const Target target{op, (as_it_is ? w_.residual : w_.normed).as<float>(), spec_.hidden};
-  linears({x, plan_.rows, cols, nullptr, nullptr, nullptr}, {&target, 1}, as_it_is);
+  float* const all = (as_it_is ? w_.residual : w_.normed).as<float>();
+  float* to = all;
+  if (part_ != nullptr) {
+    to = as_it_is ? part_->take_columns(all, plan_.rows, at_) : part_->columns();
+  }
+  const Target target{op, to, own_hidden()};
+  if (own_hidden() > 0) linears({x, plan_.rows, cols, nullptr, nullptr, nullptr}, {&target, 1}, as_it_is);
+  if (part_ != nullptr) part_->gather_rows(to, spec_.hidden, all, plan_.rows, at_);
   if (as_it_is) return;
   RowNorm add =
       row_norm_of(norm_after, w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.residual.as<float>());
@@ -338,7 +356,11 @@ void StepLauncher::operator()(const Projection& op) {
     return linear_add(op.linear, w_.query.as<float>(), int64_t{spec_.heads} * spec_.latent.value,
                       op.norm_after, op.scale);
   }
-  linear_add(op.linear, w_.attention.as<float>(), op.linear.weight->cols, op.norm_after, op.scale);
+  const float* attended = w_.attention.as<float>();
+  if (part_ != nullptr && !part_->whole_attention()) {
+    attended = part_->gather_heads(attended, plan_.rows, at_);
+  }
+  linear_add(op.linear, attended, op.linear.weight->cols, op.norm_after, op.scale);
 }
 
 void StepLauncher::activate(millrace::Activation kind, int64_t size, float* gate, const float* up) {
@@ -355,10 +377,17 @@ void StepLauncher::gate_up(const Rows& rows, const Linear& gate, const Linear& u
   MILLRACE_CHECK(activation != millrace::Activation::kClampedSwiglu);  // experts alone have it
   const int64_t inner = up.weight->rows;
   MILLRACE_CHECK(inner <= spec_.ffn);
+  if (inner == 0) return;  // of a rank
   const bool gated = gate.weight != nullptr;
   const Target targets[] = {{gated ? gate : up, w_.gate.as<float>(), inner}, {up, w_.up.as<float>(), inner}};
   linears(rows, std::span(targets).first(gated ? 2 : 1), false);
   activate(activation, rows.count * inner, w_.gate.as<float>(), gated ? w_.up.as<float>() : nullptr);
+}
+
+const DeviceBuffer& StepLauncher::whole_inner(const Linear& down, int64_t rows) {
+  if (part_ == nullptr) return w_.gate;
+  part_->gather_rows(w_.gate.as<const float>(), down.weight->cols, w_.up.as<float>(), rows, at_);
+  return w_.up;
 }
 
 // Gate, up and their activation in one kernel, for few rows. False: they are not, and nothing was launched.
@@ -366,7 +395,7 @@ bool StepLauncher::gemv_ffn(const Ffn& op) {
   const bool plain = op.gate.weight != nullptr && op.activation == millrace::Activation::kSilu &&
                      op.norm.kind == Norm::Kind::kRms && op.norm.weight != nullptr &&
                      !op.norm_after.present() && op.scale == 1.0f;
-  if (!plain || plan_.rows > kMaxGemvRows || plan_.adapters != nullptr) return false;
+  if (!plain || plan_.rows > kMaxGemvRows || plan_.adapters != nullptr || part_ != nullptr) return false;
   const PackedMatrix &gate = own(*op.gate.weight).packed, &up = own(*op.up.weight).packed,
                      &down = own(*op.down.weight).packed;
   const auto tokens = static_cast<int32_t>(plan_.rows);
@@ -399,10 +428,12 @@ void StepLauncher::operator()(const Ffn& op) {
   if (gemv_ffn(op)) return;
   gate_up({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed}, op.gate, op.up,
           op.activation);
-  linear_add(op.down, w_.gate.as<float>(), op.up.weight->rows, op.norm_after, op.scale);
+  const DeviceBuffer& inner = whole_inner(op.down, plan_.rows);
+  linear_add(op.down, inner.as<float>(), op.down.weight->cols, op.norm_after, op.scale);
 }
 
 void StepLauncher::operator()(const Logits& op) {
+  if (spec_.vocab == 0) return;  // of a rank
   const Target target{op.output, w_.logits.as<float>(), spec_.vocab};
   linears({w_.residual.as<float>(), plan_.logit_rows, spec_.hidden, &op.norm, in_batch(batch_->logit_rows()),
            &w_.normed_logit_rows, true},

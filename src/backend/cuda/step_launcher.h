@@ -10,6 +10,7 @@
 
 #include "backend/cuda/batch_arrays.h"
 #include "backend/cuda/cuda_weight.h"
+#include "backend/cuda/rank_part.h"
 #include "backend/cuda/step.h"
 #include "backend/cuda/workspace.h"
 #include "kernels/cuda/gemm/gemm.h"
@@ -24,7 +25,8 @@ namespace millrace::cuda {
 class StepLauncher {
  public:
   // Claims the whole grid of the GPU, if it is free: no other executor of it has kernels that wait then.
-  StepLauncher(const ExecutorSpec& spec, const Workspace& workspace, const Launch& at);
+  // part: of a rank, whose own heads and part of the vocabulary `spec` has; null: the whole model is here.
+  StepLauncher(const ExecutorSpec& spec, const Workspace& workspace, const Launch& at, RankPart* part);
 
   // The index of a table of rotary angles, uploaded at the first sight of these values.
   // axes: which of three positions turns a pair, where a step has them (Batch::rope_positions).
@@ -108,9 +110,17 @@ class StepLauncher {
   void activate(millrace::Activation kind, int64_t size, float* gate, const float* up);
   // Down of act(gate n) * up n, n = norm(x) or x: into w_.gate, [rows, what down multiplies].
   void gate_up(const Rows& rows, const Linear& gate, const Linear& up, millrace::Activation activation);
-  void shared_expert_add(const Experts& op);
+  // What `down` multiplies, [rows, its columns]: w_.gate, with other ranks' columns where there are any.
+  const DeviceBuffer& whole_inner(const Linear& down, int64_t rows);
+  // Of the residual stream what this rank has: all columns, or its own, [rows, own_hidden()].
+  int64_t own_hidden() const { return part_ == nullptr ? spec_.hidden : part_->own(spec_.hidden); }
+  bool has_heads() const { return part_ == nullptr || part_->has_heads(); }
+  void shared_expert_add(const Experts& op, float* to);
   void normed_experts_add(const Experts& op);
-  void run_experts(const Experts& op, const DeviceBuffer& to);
+  void run_experts(const Experts& op, float* to);
+  // Into w_.down, [pairs(), rows of down], from x[pair / divide] and w_.chosen[pair].
+  void expert_products(const Experts& op, const DeviceBuffer& x, int32_t divide);
+  bool whole_experts() const { return part_ != nullptr && part_->whole_experts(); }
   bool uses_paged_attention(const Attend& op) const {
     return kinds_of(op.layer).paged && op.softcap == 0.0f && op.chunk == 0 && !op.bidirectional;
   }
@@ -125,13 +135,13 @@ class StepLauncher {
   bool has_router_kernel(const Route& op) const;
   GemvExperts gemv_experts(const Experts& op) const;
   bool launch_persistent(const std::vector<StepOp>& ops, size_t at);
-  void grouped_gate_up(const Experts& op);
+  void grouped_gate_up(const Experts& op, const DeviceBuffer& x, int32_t divide);
   bool rounds_act(const Experts& op) const;
   void grouped_linear(const Linear& op, const Bf16Rows& x, const DeviceBuffer& out);
   // One matrix per pair's expert, of whatever type: out[pair, :] from x[pair / divide, :].
   void expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide, const DeviceBuffer& out);
   void round_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w);
-  int64_t pairs() const { return plan_.rows * spec_.experts_per_token; }
+  int64_t pairs() const { return pairs_; }
   int32_t head_dim_of(int layer) const {
     return spec_.head_dim_of(spec_.layers[static_cast<size_t>(layer)].group);
   }
@@ -154,6 +164,7 @@ class StepLauncher {
   const ExecutorSpec& spec_;
   const Workspace& w_;
   const Launch at_;
+  RankPart* const part_;
   const bool latent_wgmma_;
   // Which kernels attend in a group of layers: its heads decide.
   struct AttentionKinds {
@@ -177,6 +188,7 @@ class StepLauncher {
   StepPlan plan_;
   const BatchArrays* batch_ = nullptr;
   const int32_t* batch_device_ = nullptr;
+  int64_t pairs_ = 0;  // (row, slot) pairs whose experts are multiplied: all of the step's, or this rank's
   const RopeOp* fused_rope_ = nullptr;  // the next attention rotates and appends
   GridClaim whole_grid_;
 };

@@ -16,7 +16,7 @@ namespace millrace::cuda {
 namespace {
 
 struct Sizes {  // bytes
-  Sizes(const ExecutorSpec& spec, const Device& device) {
+  Sizes(const ExecutorSpec& spec, const Device& device, int64_t attended_cols) {
     const auto rows = static_cast<size_t>(spec.max_tokens),
                logit_rows = static_cast<size_t>(spec.max_logit_rows);
     const size_t pairs = rows * static_cast<size_t>(spec.experts_per_token);
@@ -66,7 +66,9 @@ struct Sizes {  // bytes
         static_cast<int64_t>(pairs) +
         int64_t{kWgmmaRows} * std::min<int64_t>(static_cast<int64_t>(pairs), spec.experts);
     bf16_rows = std::max(
-        {bf16_rows_bytes(spec.max_tokens, static_cast<int64_t>(std::max(query_cols, value_cols)), device),
+        {bf16_rows_bytes(spec.max_tokens,
+                         std::max(static_cast<int64_t>(std::max(query_cols, value_cols)), attended_cols),
+                         device),
          bf16_rows_bytes(spec.max_tokens,
                          std::max({spec.hidden, spec.ffn, spec.latent.q_rank, spec.layer_input,
                                    spec.state.wkv7 ? spec.state.projected : 0}),
@@ -127,8 +129,8 @@ DeviceBuffer zeros(size_t bytes, cudaStream_t stream) {
 
 }  // namespace
 
-Workspace::Workspace(const ExecutorSpec& spec, const Launch& at) {
-  const Sizes sizes(spec, at.device);
+Workspace::Workspace(const ExecutorSpec& spec, const Launch& at, int64_t attended_cols) {
+  const Sizes sizes(spec, at.device, attended_cols);
   residual = memory(sizes.hidden);
   normed = memory(sizes.hidden);
   query = memory(sizes.query);
@@ -178,8 +180,8 @@ Workspace::Workspace(const ExecutorSpec& spec, const Launch& at) {
   }
 }
 
-size_t workspace_bytes_of(const ExecutorSpec& spec, const Device& device) {
-  return Sizes(spec, device).total() + BlockCopies::device_bytes(largest_block_of(spec));
+size_t workspace_bytes_of(const ExecutorSpec& spec, const Device& device, int64_t attended_cols) {
+  return Sizes(spec, device, attended_cols).total() + BlockCopies::device_bytes(largest_block_of(spec));
 }
 
 size_t largest_block_of(const ExecutorSpec& spec) {

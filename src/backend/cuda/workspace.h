@@ -15,7 +15,8 @@ inline constexpr int64_t kTimeMixParts = 7;  // r, k, v, decay, rate, mixed, gat
 
 struct Workspace {
   // Zeros where kernels count on them, in order on the stream that steps run on.
-  Workspace(const ExecutorSpec& spec, const Launch& at);
+  // attended_cols: what attention's output matrix multiplies, where that is more than this executor's heads.
+  Workspace(const ExecutorSpec& spec, const Launch& at, int64_t attended_cols = 0);
 
   DeviceBuffer residual, normed;                 // [tokens, hidden]
   DeviceBuffer query, attention;                 // [tokens, heads, head_dim]; of a state its values too
@@ -55,7 +56,7 @@ struct Workspace {
 };
 
 // Bytes of all of it but the pools, and of what blocks need that leave them (block_copies.h).
-size_t workspace_bytes_of(const ExecutorSpec& spec, const Device& device);
+size_t workspace_bytes_of(const ExecutorSpec& spec, const Device& device, int64_t attended_cols = 0);
 
 // Of any group's, in bytes.
 size_t largest_block_of(const ExecutorSpec& spec);
