@@ -70,6 +70,11 @@ TEST(SparseModels, AgreeWithTorch) {
     ASSERT_GT(c.full, 0.02);  // else there would be nothing to see
     EXPECT_LT(worst_error(c, "reference", 100, c.pages * kBlockTokens), 1e-4);
     EXPECT_LT(worst_error(c, "cpu", 77, c.pages * kBlockTokens), 1e-4);
+    for (const std::string& device : golden::device_names()) {
+      if (device == "cpu") continue;
+      EXPECT_LT(worst_error(c, device, 77, c.pages * kBlockTokens), 1e-4) << device;
+      EXPECT_LT(worst_error(c, device, 1, c.pages * kBlockTokens), 1e-4) << device;
+    }
     // A page more is something else: the test would see it.
     EXPECT_GT(worst_error(c, "cpu", 200, (c.pages + 1) * kBlockTokens), 1e-3);
   }
@@ -110,8 +115,9 @@ Request request(const std::vector<int32_t>& tokens, const std::string& attention
   return r;
 }
 
-EngineOptions options(const std::string& attention) {
+EngineOptions options(const std::string& attention, const std::string& device = "cpu") {
   return {.model = path_of("llama3"),
+          .device = device,
           .threads = 2,
           .context = 512,
           .attention = attention,
@@ -120,7 +126,11 @@ EngineOptions options(const std::string& attention) {
           .step_tokens = 64};
 }
 
-TEST(SparseRequests, ShareNothingAcrossModesAndHaveTheBitsTheyHaveAlone) {
+class SparseRequestsOn : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Devices, SparseRequestsOn, testing::ValuesIn(golden::device_names()),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(SparseRequestsOn, ShareNothingAcrossModesAndHaveTheBitsTheyHaveAlone) {
   const std::vector<int32_t> tokens = prompt(1, 300);
   const struct {
     const char* attention;
@@ -128,14 +138,14 @@ TEST(SparseRequests, ShareNothingAcrossModesAndHaveTheBitsTheyHaveAlone) {
   } modes[] = {{"full", 0}, {"sparse", 0}, {"sparse", 128}, {"", 0}, {"sparse", 4096}};
   std::vector<Answer> alone;
   for (const auto& mode : modes) {
-    const auto engine = Engine::create(options("request"));
+    const auto engine = Engine::create(options("request", GetParam()));
     alone.push_back(finish(engine->submit(request(tokens, mode.attention, mode.budget))));
     EXPECT_EQ(alone.back().cached, 0);
   }
   EXPECT_EQ(alone[3], alone[0]);  // the engine's own
   EXPECT_EQ(alone[4], alone[0]);  // more than the context
   EXPECT_FALSE(alone[1] == alone[0]);
-  const auto engine = Engine::create(options("request"));
+  const auto engine = Engine::create(options("request", GetParam()));
   for (int round = 0; round < 2; ++round) {
     std::vector<EventStream> streams;
     for (const auto& mode : modes)

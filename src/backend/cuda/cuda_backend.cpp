@@ -46,7 +46,6 @@ class CudaBackend final : public Backend {
   bool gives_hidden_states() const override { return true; }
   OpFeatures lacks() const override {
     OpFeatures missing;
-    missing.add(OpFeature::kSparse);
     missing.add(OpFeature::kIndexer);
     return missing;
   }

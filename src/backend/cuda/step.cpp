@@ -198,6 +198,7 @@ std::vector<uint64_t> signature_of(const std::vector<StepOp>& ops, const StepPla
   signature.add(static_cast<uint64_t>(plan.rows) << 32 | static_cast<uint64_t>(plan.logit_rows));
   // Splits: a power of two, so that one graph serves many positions.
   signature.add(static_cast<uint64_t>(max_splits_for(plan.last_position, 0)));
+  signature.add(uint64_t{plan.sparse} << 32 | static_cast<uint64_t>(max_splits_for(plan.last_read, 0)));
   signature.add(uint64_t{plan.chosen} << 3 | uint64_t{plan.takes_sampled} << 2 |
                 uint64_t{plan.single_tokens} << 1 | uint64_t{plan.softmax_over_all});
   // A model's table does not change once it runs.

@@ -52,7 +52,15 @@ struct Workspace {
   // Per group: [blocks][layers][key, value][kv_heads][16 x head_dim], of the group's own heads; of a state
   // group [blocks][layers] of StateBlock.
   std::vector<DeviceBuffer> pools;
+  // Sparse attention. Per group: [layers][blocks][kv_heads][least, largest][padded head_dim] of bf16, empty
+  // where no page is summarized; and what sparse_rows_of() rows choose at a time (attention/sparse.h).
+  std::vector<DeviceBuffer> summaries;
+  DeviceBuffer sparse_weights, sparse_tiles, sparse_chosen, sparse_tables, sparse_positions;
 };
+
+// Rows that choose pages at a time, and the pages that a row's choice has room for.
+int32_t sparse_rows_of(const ExecutorSpec& spec);
+int32_t sparse_pages_of(const ExecutorSpec& spec);
 
 // Bytes of all of it but the pools, and of what blocks need that leave them (block_copies.h).
 size_t workspace_bytes_of(const ExecutorSpec& spec, const Device& device);
