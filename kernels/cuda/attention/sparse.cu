@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/sparse_pages.h"
 #include "kernels/cuda/attention/kv_cache.cuh"
+#include "kernels/cuda/attention/top_select.cuh"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/ptx/grid_dependency.cuh"
 #include "kernels/cuda/tile/launch.cuh"
@@ -229,39 +230,14 @@ __global__ void __launch_bounds__(kBoundThreads)
 
 // ---------------------------------------------------------------- the choice
 
-constexpr int kChooseThreads = 1024, kChooseWarps = kChooseThreads / kWarpLanes;
-static_assert(kChooseThreads == kWarpLanes * kWarpLanes);  // sum_before
-constexpr int kDigitBits = 11, kBins = 1 << kDigitBits;    // of weights' 31 bits: digits of 11, 10 and 10
-constexpr int kMaxGroup = 128;                             // query heads of a KV head
-constexpr size_t kMaxKeyBytes = 160 * 1024;                // of weights in shared memory
+constexpr int kChooseThreads = kSelectThreads, kChooseWarps = kChooseThreads / kWarpLanes;
+constexpr int kMaxGroup = 128;               // query heads of a KV head
+constexpr size_t kMaxKeyBytes = 160 * 1024;  // of weights in shared memory
 
 struct ChooseShared {
-  uint32_t bins[kBins];
-  uint32_t warp_sums[kChooseWarps], warp_equals[kChooseWarps];
+  SelectShared select;
   float largest[kMaxGroup], factor[kMaxGroup];  // of a head's softmax: its largest bound, 1 / sum
-  uint32_t digit, above;                        // what was found: a digit, and how many are above it
 };
-
-// How many of the threads before this one, and all of them: [0, count) of each thread added up. By all.
-__device__ inline uint32_t sum_before(uint32_t count, uint32_t* warp_sums) {
-  const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-  uint32_t mine = count;
-#pragma unroll
-  for (int step = 1; step < kWarpLanes; step *= 2) {
-    const uint32_t other = __shfl_up_sync(kAllLanes, mine, step);
-    if (lane >= step) mine += other;
-  }
-  if (lane == kWarpLanes - 1) warp_sums[warp] = mine;
-  __syncthreads();  // every warp's sum is there
-  uint32_t of_warps = warp_sums[lane];
-#pragma unroll
-  for (int step = 1; step < kChooseWarps; step *= 2) {
-    const uint32_t other = __shfl_up_sync(kAllLanes, of_warps, step);
-    if (lane >= step) of_warps += other;
-  }
-  const uint32_t before_warp = __shfl_sync(kAllLanes, of_warps, (warp + kWarpLanes - 1) % kWarpLanes);
-  return mine - count + (warp > 0 ? before_warp : 0u);
-}
 
 // The weights of pages [0, before), as numbers in their order, into keys: sums over the heads of a KV head.
 __device__ void weigh_pages(const SparseRows& p, int64_t first_head, int group, int32_t before,
@@ -298,29 +274,6 @@ __device__ void weigh_pages(const SparseRows& p, int64_t first_head, int group, 
   __syncthreads();  // all keys are there
 }
 
-// The digit of the `wanted`-th largest of keys [first, last) whose bits above `shift` + bits are `prefix`;
-// how many of them have a larger digit.
-__device__ void find_digit(const uint32_t* keys, int32_t first, int32_t last, int shift, int bits,
-                           uint32_t prefix, uint32_t wanted, ChooseShared& shared) {
-  for (int i = threadIdx.x; i < kBins; i += kChooseThreads) shared.bins[i] = 0;
-  __syncthreads();  // the bins are empty
-  for (int32_t i = first + static_cast<int32_t>(threadIdx.x); i < last; i += kChooseThreads) {
-    const uint32_t key = keys[i] >> shift;
-    if (key >> bits == prefix) atomicAdd(shared.bins + (key & ((1u << bits) - 1)), 1u);
-  }
-  __syncthreads();  // everything is counted
-  // From the largest digit down, two to a thread.
-  const int at = kBins - 1 - 2 * static_cast<int>(threadIdx.x);
-  const uint32_t high = shared.bins[at], low = shared.bins[at - 1];
-  const uint32_t before = sum_before(high + low, shared.warp_sums);
-  if (before < wanted && wanted <= before + high + low) {
-    const bool in_high = wanted <= before + high;
-    shared.digit = static_cast<uint32_t>(in_high ? at : at - 1);
-    shared.above = in_high ? before : before + high;
-  }
-  __syncthreads();  // digit and above are there, and nobody reads the bins any more
-}
-
 // grid: rows, KV heads.
 template <class T, bool kSwizzled>
 __global__ void __launch_bounds__(kChooseThreads)
@@ -353,43 +306,9 @@ __global__ void __launch_bounds__(kChooseThreads)
   weigh_pages(p, first_head, group, before, shared, keys);
 
   const PageChoice choice = page_choice(budget, own + 1);
-  uint32_t least = 0;                                  // the smallest weight that is read
-  auto wanted = static_cast<uint32_t>(choice.wanted);  // of those that are equal to what is known of it
-  constexpr int kShifts[3] = {20, 10, 0}, kBits[3] = {11, 10, 10};
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    find_digit(keys, choice.first, choice.last, kShifts[i], kBits[i], least, wanted, shared);
-    least = least << kBits[i] | shared.digit;
-    wanted -= shared.above;
-  }
-  // In order of pages, a warp having a run of them: those above, and of equals the first `wanted`.
   int32_t* chosen = p.chosen + task * p.pages;
-  const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-  const int32_t candidates = choice.last - choice.first;
-  const int32_t run = (candidates + kChooseThreads - 1) / kChooseThreads * kWarpLanes;
-  const int32_t begin = choice.first + warp * run, end = min(begin + run, choice.last);
-  uint32_t num_above = 0, num_equal = 0;
-  for (int32_t i = begin; i < end; i += kWarpLanes) {
-    const uint32_t key = i + lane < end ? keys[i + lane] : 0;
-    num_above += __popc(__ballot_sync(kAllLanes, i + lane < end && key > least));
-    num_equal += __popc(__ballot_sync(kAllLanes, i + lane < end && key == least));
-  }
-  if (lane == 0) shared.warp_sums[warp] = num_above, shared.warp_equals[warp] = num_equal;
-  __syncthreads();  // every warp has counted
-  uint32_t above_before = 0, equal_before = 0;
-  for (int w = 0; w < warp; ++w) above_before += shared.warp_sums[w], equal_before += shared.warp_equals[w];
-  const uint32_t lanes_before = (1u << lane) - 1;
-  for (int32_t i = begin; i < end; i += kWarpLanes) {
-    const bool there = i + lane < end;
-    const uint32_t key = there ? keys[i + lane] : 0;
-    const uint32_t larger = __ballot_sync(kAllLanes, there && key > least),
-                   equal = __ballot_sync(kAllLanes, there && key == least);
-    const uint32_t my_above = above_before + __popc(larger & lanes_before),
-                   my_equal = equal_before + __popc(equal & lanes_before);
-    if (there && (key > least || (key == least && my_equal < wanted)))
-      chosen[kSinkPages + my_above + min(my_equal, wanted)] = table[i + lane];
-    above_before += __popc(larger), equal_before += __popc(equal);
-  }
+  select_largest(keys, choice.first, choice.last, choice.wanted, shared.select,
+                 [&](int32_t i, int32_t page) { chosen[kSinkPages + i] = table[page]; });
   if (threadIdx.x < kSinkPages) chosen[threadIdx.x] = table[threadIdx.x];
   for (int32_t i = choice.last + static_cast<int32_t>(threadIdx.x); i <= own; i += kChooseThreads)
     chosen[kSinkPages + choice.wanted + i - choice.last] = table[i];

@@ -51,11 +51,15 @@ int32_t chunk_tokens(const ExecutorSpec& spec) {
   return tokens;
 }
 
-// Of a sequence's new tokens how many read everything; the others choose pages.
-int32_t dense_tokens(const SequenceSlice& s) {
-  if (s.sparse_pages == 0 || s.both_ways) return s.num_tokens;
-  const int64_t within = int64_t{s.sparse_pages} * kBlockTokens - s.context_len;
-  return static_cast<int32_t>(std::clamp<int64_t>(within, 0, s.num_tokens));
+// Tokens that a row of the sequence reads at most, of those before it: of an indexer's choice, or pages.
+int64_t read_tokens(const SequenceSlice& s, int32_t index_top) {
+  if (index_top > 0) return index_top;
+  return s.sparse_pages == 0 || s.both_ways ? INT32_MAX : int64_t{s.sparse_pages} * kBlockTokens;
+}
+// Of a sequence's new tokens how many read everything; the others choose.
+int32_t dense_tokens(const SequenceSlice& s, int32_t index_top) {
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(read_tokens(s, index_top) - s.context_len, 0, s.num_tokens));
 }
 
 }  // namespace
@@ -66,7 +70,8 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
       max_logit_rows_(static_cast<size_t>(spec.max_logit_rows)),
       num_groups_(static_cast<int>(spec.kv_groups.size())),
       has_adapters_(spec.adapter_rank > 0),
-      has_budgets_(spec.page_summaries) {
+      has_budgets_(spec.page_summaries),
+      index_top_(spec.latent.index_top) {
   MILLRACE_CHECK(batch.tokens.size() <= max_rows_);
   MILLRACE_CHECK(batch.logit_rows.size() <= max_logit_rows_);
   MILLRACE_CHECK(num_groups_ <= kMaxKvGroups);
@@ -86,7 +91,7 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
     adapted_ = adapted_ || (batch.adapters != nullptr && s.adapter >= 0);
     last_position_ = std::max(last_position_, length_after(s) - 1);
     MILLRACE_CHECK(s.sparse_pages == 0 || (has_budgets_ && s.sparse_pages >= kLeastSparsePages));
-    sparse_ = sparse_ || s.sparse_pages > 0;
+    sparse_ = sparse_ || s.sparse_pages > 0 || (index_top_ > 0 && length_after(s) > index_top_);
     most_tokens_ = std::max(most_tokens_, s.num_tokens);
   }
   MILLRACE_CHECK(static_cast<size_t>(covered) == batch.tokens.size());
@@ -123,9 +128,10 @@ void BatchArrays::find_sparse_rows() {
   };
   for (const Sequence& sequence : sequences_) {
     const SequenceSlice& s = *sequence.slice;
-    const int32_t dense = dense_tokens(s);
+    const int32_t dense = dense_tokens(s, index_top_);
     if (dense > 0) last_read_ = std::max(last_read_, s.context_len + dense - 1);
-    if (dense < s.num_tokens) last_read_ = std::max(last_read_, s.sparse_pages * kBlockTokens - 1);
+    if (dense < s.num_tokens)
+      last_read_ = std::max(last_read_, static_cast<int32_t>(read_tokens(s, index_top_)) - 1);
     if (!sparse_) continue;
     add(dense_rows_, s.first_row, dense);
     add(sparse_rows_, s.first_row + dense, s.num_tokens - dense);
@@ -143,7 +149,7 @@ void BatchArrays::cut_chunks(int32_t tokens) {
   };
   for (size_t i = 0; i < sequences_.size(); ++i) {
     cut(chunks_, i, sequences_[i].slice->num_tokens);
-    if (!sparse_rows_.empty()) cut(dense_chunks_, i, dense_tokens(*sequences_[i].slice));
+    if (!sparse_rows_.empty()) cut(dense_chunks_, i, dense_tokens(*sequences_[i].slice, index_top_));
   }
   for (std::vector<Chunk>* chunks : {&chunks_, &dense_chunks_}) {
     std::stable_sort(chunks->begin(), chunks->end(), [](const Chunk& a, const Chunk& b) {

@@ -55,7 +55,8 @@ class BatchArrays {
   };
   const std::vector<RowRange>& both_ways() const { return both_ways_; }
 
-  // Whether a sequence has sparse attention; rows that choose pages (base/sparse_pages.h), and the others.
+  // Whether a sequence has sparse attention, or more tokens than its indexer reads; rows that choose pages
+  // (base/sparse_pages.h) or tokens, and the others.
   bool sparse() const { return sparse_; }
   const std::vector<RowRange>& sparse_rows() const { return sparse_rows_; }
   const std::vector<RowRange>& dense_rows() const { return dense_rows_; }
@@ -90,7 +91,7 @@ class BatchArrays {
   size_t max_rows_ = 0, max_logit_rows_ = 0, size_ = 0, chunks_at_ = 0, lengths_at_ = 0;
   int num_groups_ = 0;
   bool single_tokens_ = true, has_adapters_ = false, adapted_ = false, has_budgets_ = false, sparse_ = false;
-  int32_t last_position_ = -1, most_tokens_ = 0, last_read_ = -1;
+  int32_t last_position_ = -1, most_tokens_ = 0, last_read_ = -1, index_top_ = 0;
 };
 
 }  // namespace millrace::cuda

@@ -44,11 +44,6 @@ class CudaBackend final : public Backend {
   }
 
   bool gives_hidden_states() const override { return true; }
-  OpFeatures lacks() const override {
-    OpFeatures missing;
-    missing.add(OpFeature::kIndexer);
-    return missing;
-  }
   std::optional<double> measure_read_bandwidth() override {
     device_.use();
     const cuda::Stream stream;

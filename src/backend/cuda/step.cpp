@@ -54,7 +54,10 @@ class Signature {
   }
   void operator()(const NormLatentQkv& op) {
     for (const Norm* norm : {&op.norm, &op.q_a_norm, &op.kv_a_norm}) add(*norm);
-    for (const Linear* linear : {&op.q_a, &op.q, &op.kv_a, &op.k_b}) add(*linear);
+    for (const Linear* linear :
+         {&op.q_a, &op.q, &op.kv_a, &op.k_b, &op.index_q, &op.index_k, &op.index_weights})
+      add(*linear);
+    add(op.index_k_norm);
   }
   void operator()(const RopeOp& op) {
     add(static_cast<uint64_t>(op.layer) << 32 | static_cast<uint64_t>(op.table));

@@ -145,8 +145,10 @@ LayerCache StepLauncher::pool_of(int layer) const {
   cache.pool = w_.pools[static_cast<size_t>(group)].as<void>();
   cache.type = spec_.kv_type;
   const int32_t kv_heads = spec_.kv_heads_of(group), dim = spec_.head_dim_of(group);
-  const int32_t head_elements = dim + (spec_.kv_type == DType::kF8E4M3 ? 1 : 0);  // and its scale
-  const int64_t layer_elements = int64_t{spec_.kv_parts()} * kv_heads * kBlockTokens * head_elements;
+  const int32_t scale = spec_.kv_type == DType::kF8E4M3 ? 1 : 0;  // behind a head's elements
+  const int32_t index_elements = spec_.latent.index_dim > 0 ? spec_.latent.index_dim + scale : 0;
+  const int64_t layer_elements =
+      int64_t{kBlockTokens} * (int64_t{spec_.kv_parts()} * kv_heads * (dim + scale) + index_elements);
   cache.layer_offset = index * layer_elements;
   cache.block_elements = spec_.kv_groups[static_cast<size_t>(group)].num_layers * layer_elements;
   cache.heads = spec_.heads;
@@ -219,6 +221,7 @@ void StepLauncher::operator()(const RopeOp& op) {
   if (is_latent()) {
     launch_latent_append(cache_of(op.layer), op.params, angles, plan_.rows, w_.query.as<float>(),
                          w_.key.as<float>(), at_);
+    if (spec_.latent.index_dim > 0) append_index_keys(op);
   } else {
     LayerCache cache = cache_of(op.layer);
     if (!op.appends) cache.kv_heads = 0;  // queries alone: what they read is another layer's

@@ -172,6 +172,11 @@ class StepLauncher {
   // Latent attention (step_latent.cpp).
   bool is_latent() const { return spec_.latent.rank > 0; }
   void latent_attention(const Attend& op);
+  void latent_attention(const Attend& op, const AttendedRows& rows);
+  LayerCache index_cache_of(int layer) const;
+  void append_index_keys(const RopeOp& op);
+  void indexed_attention(const Attend& op);
+  void attend_to_tokens(const Attend& op, int64_t first, int64_t count);
   void head_values(const Linear& op);  // of what was attended, into w_.query, [rows, heads * value]
   void paged_attention(const Attend& op, const AttendedRows& rows);
   void tile_attention(const Attend& op, const AttendedRows& rows, const AttentionLimits& limits);

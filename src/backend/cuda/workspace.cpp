@@ -93,6 +93,11 @@ struct Sizes {  // bytes
     per_token = rows * 4;
     sparse = static_cast<size_t>(sparse_rows_of(spec)) *
              sparse_row_bytes(spec.heads, spec.kv_heads, sparse_pages_of(spec));
+    index_query =
+        rows * static_cast<size_t>(spec.latent.index_heads) * static_cast<size_t>(spec.latent.index_dim) * 4;
+    index_key = rows * static_cast<size_t>(spec.latent.index_dim) * 4;
+    index_weights = rows * static_cast<size_t>(spec.latent.index_heads) * 4;
+    indexed = static_cast<size_t>(indexed_rows_of(spec)) * indexed_row_bytes(indexed_shape_of(spec));
   }
   // What attention of a group's layers needs for splits.
   void attention_splits_of(const ExecutorSpec& spec, int group, const Device& device) {
@@ -112,11 +117,11 @@ struct Sizes {  // bytes
            normed_logit_rows + logits + best + x_bf16 + moe_sync + bf16_rows + split + act_rows + groups +
            partial + arrived + candidates + sample_details + 2 * per_token + projected + mix + convolved +
            2 * decays + attention_gate + compressed + low_rank + 3 * layer_inputs + 2 * expert_sum +
-           (2 + kTimeMixParts) * shifted + sparse;
+           (2 + kTimeMixParts) * shifted + sparse + index_query + index_key + index_weights + indexed;
   }
   size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, x_bf16, moe_sync,
       bf16_rows, split, act_rows, groups, partial = 0, arrived = 0, candidates, sample_details, per_token;
-  size_t layer_inputs, expert_sum, shifted = 0, sparse;
+  size_t layer_inputs, expert_sum, shifted = 0, sparse, index_query, index_key, index_weights, indexed;
   size_t attention, projected = 0, mix = 0, convolved = 0, decays = 0, attention_gate = 0, compressed,
                     low_rank;
 };
@@ -188,6 +193,37 @@ Workspace::Workspace(const ExecutorSpec& spec, const Launch& at) {
   sparse_chosen = memory(sparse_rows * kv_heads * sparse_pages * sizeof(int32_t));
   sparse_tables = memory(sparse_rows * kv_heads * sizeof(int32_t*));
   sparse_positions = memory(sparse_rows * sizeof(int32_t));
+  index_query = memory(sizes.index_query);
+  index_key = memory(sizes.index_key);
+  index_weights = memory(sizes.index_weights);
+  const IndexedRows indexed = indexed_shape_of(spec);
+  const auto indexed_rows = static_cast<size_t>(indexed_rows_of(spec)),
+             top = static_cast<size_t>(indexed.top),
+             top_blocks = static_cast<size_t>(blocks_for(indexed.top));
+  indexed_scores = memory(indexed_rows * static_cast<size_t>(indexed.context) * sizeof(float));
+  indexed_tokens = memory(indexed_rows * top * sizeof(int32_t));
+  indexed_keys =
+      memory(indexed_rows * top_blocks * kBlockTokens * kv_head_bytes(spec.kv_type, spec.head_dim));
+  indexed_blocks = memory(indexed_rows * top_blocks * sizeof(int32_t));
+  indexed_tables = memory(indexed_rows * sizeof(int32_t*));
+  indexed_positions = memory(indexed_rows * sizeof(int32_t));
+}
+
+IndexedRows indexed_shape_of(const ExecutorSpec& spec) {
+  IndexedRows shape;
+  shape.cache.type = spec.kv_type;
+  shape.cache.head_dim = spec.head_dim;
+  shape.top = spec.latent.index_top;
+  shape.context = (spec.max_context + kIndexTile - 1) / kIndexTile * kIndexTile;
+  return shape;
+}
+
+// As many as fit into 128 MB, 44 of DeepSeek 3.2 at 131,072 positions; one at least.
+int32_t indexed_rows_of(const ExecutorSpec& spec) {
+  if (spec.latent.index_top == 0) return 0;
+  constexpr size_t kMostBytes = size_t{128} << 20;
+  const size_t rows = kMostBytes / indexed_row_bytes(indexed_shape_of(spec));
+  return static_cast<int32_t>(std::clamp<size_t>(rows, 1, static_cast<size_t>(std::max(1, spec.max_tokens))));
 }
 
 int32_t sparse_pages_of(const ExecutorSpec& spec) {
