@@ -126,6 +126,7 @@ __global__ void __launch_bounds__(kBoundThreads)
   constexpr int kPages = kWarpLanes / kLanes;  // at once
   constexpr int kAhead = 8 / kVectors > 0 ? 8 / kVectors : 1;
   __shared__ float bounds[kHeads][kSummaryTile];
+  __shared__ float4 queries[kHeads * kVectors * 2 * kLanes];
   ptx::let_dependents_start();
   ptx::wait_for_previous();
   const int64_t row = blockIdx.z;
@@ -139,19 +140,32 @@ __global__ void __launch_bounds__(kBoundThreads)
   const int64_t first_head = row * p.cache.heads + kv_head * group + pass * kHeads;
   const int of_least = p.summaries.padded_dim / 8;  // vectors of 8
 
+  // Each part of the queries that some lane has, then to the lanes: no two of a load in one bank.
+  constexpr int kFours = kHeads * kVectors * 2 * kLanes;
+  for (int at = threadIdx.x; at < kFours; at += kBoundThreads) {
+    const int vector = at % kLanes + at / (2 * kLanes) % kVectors * kLanes, g = at / (2 * kLanes * kVectors);
+    const bool largest = vector >= of_least;
+    const int d = vector % of_least * 8 + at / kLanes % 2 * 4;
+    float x[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const bool there = g < heads && d + e < dim && vector < 2 * of_least;
+      x[e] = there ? __ldg(p.query + (first_head + g) * dim + d + e) : 0.0f;
+      if ((x[e] < 0.0f) == largest) x[e] = 0.0f;  // a NaN is with the largest, and stays one
+    }
+    queries[at] = {x[0], x[1], x[2], x[3]};
+  }
+  __syncthreads();  // the queries are there
   float query[kHeads][kVectors][8];
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int vector = lane % kLanes + i * kLanes;
-    const bool largest = vector >= of_least;
+  for (int g = 0; g < kHeads; ++g) {
 #pragma unroll
-    for (int g = 0; g < kHeads; ++g) {
+    for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const int d = vector % of_least * 8 + e;
-        const bool there = g < heads && d < dim && vector < 2 * of_least;
-        const float x = there ? __ldg(p.query + (first_head + g) * dim + d) : 0.0f;
-        query[g][i][e] = (x < 0.0f) == largest ? 0.0f : x;  // a NaN is with the largest, and stays one
+      for (int half = 0; half < 2; ++half) {
+        const float4 four = queries[((g * kVectors + i) * 2 + half) * kLanes + lane % kLanes];
+        query[g][i][4 * half] = four.x, query[g][i][4 * half + 1] = four.y;
+        query[g][i][4 * half + 2] = four.z, query[g][i][4 * half + 3] = four.w;
       }
     }
   }
