@@ -248,7 +248,7 @@ constexpr int kChooseThreads = kSelectThreads, kChooseWarps = kChooseThreads / k
 constexpr int kMaxGroup = 128;               // query heads of a KV head
 constexpr size_t kMaxKeyBytes = 160 * 1024;  // of weights in shared memory
 
-struct ChooseShared {
+struct alignas(16) ChooseShared {  // keys may follow it
   SelectShared select;
   float largest[kMaxGroup], factor[kMaxGroup];  // of a head's softmax: its largest bound, 1 / sum
 };
