@@ -3,7 +3,7 @@
 //
 // Roofline: memory, the summaries of all pages before the row's own. Bounds take two multiply-adds for each
 // dimension, head and page on the CUDA cores, half the time of the bytes for eight heads of a KV head; the
-// choice has one CTA's latency, some 8 us at 131,072 positions.
+// choice has one CTA's latency.
 #include "kernels/cuda/attention/sparse.h"
 
 #include <algorithm>
