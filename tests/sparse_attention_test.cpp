@@ -39,7 +39,8 @@ std::vector<Case> cases() {
 
 std::string path_of(const std::string& name) { return golden::kRoot + "models/" + name + "/hf"; }
 
-double worst_error(const Case& c, const std::string& device, size_t chunk, int32_t budget) {
+// Of each position, ascending.
+std::vector<double> errors(const Case& c, const std::string& device, size_t chunk, int32_t budget) {
   const auto runtime = Runtime::open({.model = path_of(c.name),
                                       .device = device,
                                       .threads = 2,
@@ -56,12 +57,16 @@ double worst_error(const Case& c, const std::string& device, size_t chunk, int32
     const std::span<const float> rows = runtime->step({&input, 1});
     got.insert(got.end(), rows.begin(), rows.end());
   }
-  double worst = 0;
+  std::vector<double> all;
   for (size_t i = 0; i < c.positions.size(); ++i) {
     const auto row = std::span(got).subspan(static_cast<size_t>(c.positions[i]) * c.vocab, c.vocab);
-    worst = std::max(worst, golden::relative_error(row, std::span(c.logits).subspan(i * c.vocab, c.vocab)));
+    all.push_back(golden::relative_error(row, std::span(c.logits).subspan(i * c.vocab, c.vocab)));
   }
-  return worst;
+  std::sort(all.begin(), all.end());
+  return all;
+}
+double worst_error(const Case& c, const std::string& device, size_t chunk, int32_t budget) {
+  return errors(c, device, chunk, budget).back();
 }
 
 TEST(SparseModels, AgreeWithTorch) {
@@ -70,6 +75,15 @@ TEST(SparseModels, AgreeWithTorch) {
     ASSERT_GT(c.full, 0.02);  // else there would be nothing to see
     EXPECT_LT(worst_error(c, "reference", 100, c.pages * kBlockTokens), 1e-4);
     EXPECT_LT(worst_error(c, "cpu", 77, c.pages * kBlockTokens), 1e-4);
+    for (const std::string& device : golden::device_names()) {
+      if (device == "cpu") continue;
+      // A GPU rounds what these matrices multiply to bf16: pages that weigh alike change places. Half of the
+      // positions are far nearer than full attention.
+      for (const size_t chunk : {size_t{77}, size_t{1}}) {
+        const std::vector<double> all = errors(c, device, chunk, c.pages * kBlockTokens);
+        EXPECT_LT(all[all.size() / 2], c.full / 4) << device << " by " << chunk;
+      }
+    }
     // A page more is something else: the test would see it.
     EXPECT_GT(worst_error(c, "cpu", 200, (c.pages + 1) * kBlockTokens), 1e-3);
   }
@@ -110,8 +124,9 @@ Request request(const std::vector<int32_t>& tokens, const std::string& attention
   return r;
 }
 
-EngineOptions options(const std::string& attention) {
+EngineOptions options(const std::string& attention, const std::string& device = "cpu") {
   return {.model = path_of("llama3"),
+          .device = device,
           .threads = 2,
           .context = 512,
           .attention = attention,
@@ -120,7 +135,11 @@ EngineOptions options(const std::string& attention) {
           .step_tokens = 64};
 }
 
-TEST(SparseRequests, ShareNothingAcrossModesAndHaveTheBitsTheyHaveAlone) {
+class SparseRequestsOn : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Devices, SparseRequestsOn, testing::ValuesIn(golden::device_names()),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(SparseRequestsOn, ShareNothingAcrossModesAndHaveTheBitsTheyHaveAlone) {
   const std::vector<int32_t> tokens = prompt(1, 300);
   const struct {
     const char* attention;
@@ -128,14 +147,14 @@ TEST(SparseRequests, ShareNothingAcrossModesAndHaveTheBitsTheyHaveAlone) {
   } modes[] = {{"full", 0}, {"sparse", 0}, {"sparse", 128}, {"", 0}, {"sparse", 4096}};
   std::vector<Answer> alone;
   for (const auto& mode : modes) {
-    const auto engine = Engine::create(options("request"));
+    const auto engine = Engine::create(options("request", GetParam()));
     alone.push_back(finish(engine->submit(request(tokens, mode.attention, mode.budget))));
     EXPECT_EQ(alone.back().cached, 0);
   }
   EXPECT_EQ(alone[3], alone[0]);  // the engine's own
   EXPECT_EQ(alone[4], alone[0]);  // more than the context
   EXPECT_FALSE(alone[1] == alone[0]);
-  const auto engine = Engine::create(options("request"));
+  const auto engine = Engine::create(options("request", GetParam()));
   for (int round = 0; round < 2; ++round) {
     std::vector<EventStream> streams;
     for (const auto& mode : modes)

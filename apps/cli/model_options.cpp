@@ -53,8 +53,7 @@ void add_planning_options(Command& command, EngineOptions& options) {
       "type of the KV cache: f32, f16, bf16, int8 or fp8; default: the device's");
   add("--attention", options.attention,
       "of layers that see the whole context: full, sparse (each token reads the pages that matter) or "
-      "request "
-      "(full, unless a request says sparse); only on CPUs")
+      "request (full, unless a request says sparse)")
       .one_of({"full", "sparse", "request"});
   add("--attention-budget", options.attention_budget,
       "tokens that sparse attention reads; a context that is no longer is read whole")

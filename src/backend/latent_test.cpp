@@ -38,6 +38,17 @@ constexpr Shape kIndexed = {64,
                              .index_heads = 6,
                              .index_dim = 27,
                              .index_top = 23}};
+// The same of a model's sizes.
+constexpr Shape kRealIndexed = {128,
+                                16,
+                                {.rank = 512,
+                                 .rope = 64,
+                                 .nope = 128,
+                                 .value = 128,
+                                 .q_rank = 96,
+                                 .index_heads = 64,
+                                 .index_dim = 128,
+                                 .index_top = 75}};
 constexpr int32_t kTokens = 70;
 
 struct Tensors {
@@ -255,6 +266,7 @@ TEST(IndexedAttention, AgreesWithTheReferenceForEveryCache) {
       if (first.empty()) first = got;
       EXPECT_EQ(got, first) << device.label;
     }
+    compare_further(kIndexed, DType::kF32, kv_type, want, kTokens);
   }
 }
 
@@ -301,6 +313,21 @@ TEST(LatentAttention, FurtherDevicesAgreeWithTheReferenceForSizesOfModels) {
       compare_further(s, DType::kBF16, kv_type, want, total);
     }
   }
+}
+
+// F32 weights: rounded queries and keys of an indexer would choose other tokens.
+TEST(IndexedAttention, FurtherDevicesAgreeWithTheReferenceForSizesOfModels) {
+  if (further_devices().empty()) GTEST_SKIP() << "MILLRACE_TEST_DEVICES names no further device";
+  const auto reference = make_reference_backend();
+  const Tensors tensors(DType::kF32, kRealIndexed);
+  for (const DType kv_type : {DType::kBF16, DType::kF8E4M3}) {
+    const std::vector<float> want = run(*reference, tensors, kRealIndexed, kv_type, 200, 200);
+    compare_further(kRealIndexed, DType::kF32, kv_type, want, 200);
+  }
+  Shape s = kIndexed;
+  s.latent.index_top = 600;
+  const std::vector<float> want = run(*reference, Tensors(DType::kF32, s), s, DType::kF32, 1060, 1060);
+  compare_further(s, DType::kF32, DType::kF32, want, 1060);
 }
 
 TEST(LatentAttention, ACacheHasOneVectorAToken) {

@@ -1,7 +1,8 @@
-// Sparse attention (base/sparse_pages.h): what the cpu backend attends to is what `reference` does, for every
-// type of cache and instruction set; and a row has the same bits however its prompt was cut, whatever else is
-// in the batch and however many threads there are, those of full attention while the budget holds its
-// context. tests/sparse_attention_test.cpp has whole models against torch.
+// Sparse attention (base/sparse_pages.h): what a device attends to is what `reference` does, for every type
+// of cache and instruction set; and a row has the same bits however its prompt was cut, whatever else is in
+// the batch and however many threads there are, those of full attention while the budget holds its context.
+// Further devices (MILLRACE_TEST_DEVICES) have bits of their own, and kernels by the size of heads.
+// tests/sparse_attention_test.cpp has whole models against torch.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -84,6 +85,12 @@ std::vector<float> attend(Backend& backend, const Asked& asked) {
   return attended;
 }
 
+std::vector<Device> further() {
+  std::vector<Device> devices;
+  for (const std::string& name : further_devices()) devices.push_back({name, make_backend(name, {2})});
+  return devices;
+}
+
 double relative_error(const std::vector<float>& got, const std::vector<float>& want) {
   double error = 0, size = 0;
   for (size_t i = 0; i < want.size(); ++i) {
@@ -112,8 +119,27 @@ TEST(SparseAttention, AgreesWithTheReferenceOnEveryTable) {
   }
 }
 
+// GPUs multiply bf16 where heads are of 64, 128 or 256 dimensions.
+TEST(SparseAttention, FurtherDevicesAgreeWithTheReference) {
+  if (further_devices().empty()) GTEST_SKIP() << "MILLRACE_TEST_DEVICES names no further device";
+  const auto reference = make_reference_backend();
+  for (const Asked& asked :
+       {Asked{DType::kF32, 6, 331, 24}, Asked{DType::kF32, 12, 700, 64, 20.0f, true},
+        Asked{DType::kF16, 6, 331, 32}, Asked{DType::kBF16, 9, 500, 64}, Asked{DType::kBF16, 9, 500, 128},
+        Asked{DType::kBF16, 40, 2500, 64, 0.0f, true}, Asked{DType::kBF16, 9, 500, 64, 20.0f},
+        Asked{DType::kBF16, 9, 500, 256}, Asked{DType::kF8E4M3, 6, 331, 32},
+        Asked{DType::kF8E4M3, 9, 500, 64}, Asked{DType::kF8E4M3, 9, 500, 128}}) {
+    const std::vector<float> want = attend(*reference, asked);
+    for (Device& device : further()) {
+      EXPECT_LT(relative_error(attend(*device.backend, asked), want), asked.dim >= 64 ? 0.01 : 1e-5)
+          << device.label << " " << info(asked.kv_type).name << " of " << asked.dim << " pages "
+          << asked.pages;
+    }
+  }
+}
+
 TEST(SparseAttention, IsFullAttentionWithinItsBudget) {
-  for (Device& device : cpu_devices(2)) {
+  for (Device& device : all_devices(2)) {
     Asked asked{DType::kBF16, 0, 331, 64};
     const std::vector<float> full = attend(*device.backend, asked);
     asked.pages = blocks_for(asked.context);
@@ -136,10 +162,10 @@ TEST(SparseAttention, BoundsAreOutsideOfTheKeys) {
 
 // ---------------------------------------------------------------- same bits, of a model
 
-constexpr int32_t kHidden = 64, kHeads = 6, kKvHeads = 2, kHeadDim = 24, kVocab = 61, kFfn = 96, kWindow = 40,
+constexpr int32_t kHidden = 64, kHeads = 6, kKvHeads = 2, kVocab = 61, kFfn = 96, kWindow = 40,
                   kMaxContext = 700, kMaxTokens = 160;
 
-ExecutorSpec model_spec() {
+ExecutorSpec model_spec(int32_t head_dim) {
   ExecutorSpec spec;
   spec.max_tokens = kMaxTokens;
   spec.max_logit_rows = kMaxTokens;
@@ -147,7 +173,7 @@ ExecutorSpec model_spec() {
   spec.hidden = kHidden;
   spec.heads = kHeads;
   spec.kv_heads = kKvHeads;
-  spec.head_dim = kHeadDim;
+  spec.head_dim = head_dim;
   spec.vocab = kVocab;
   spec.ffn = kFfn;
   spec.kv_type = DType::kBF16;
@@ -158,16 +184,17 @@ ExecutorSpec model_spec() {
 }
 
 struct LayeredModel : RandomModel {
-  LayeredModel() : RandomModel(31, 0.15f, kHeadDim) {
+  const int32_t head_dim;
+  explicit LayeredModel(int32_t dim = 24) : RandomModel(31, 0.15f, dim), head_dim(dim) {
     matrix("embedding", DType::kF32, kVocab, kHidden);
     for (int l = 0; l < 3; ++l) {
       const std::string p = std::to_string(l) + ".";
       vector(p + "norm1", kHidden, 1.0f);
       vector(p + "norm2", kHidden, 1.0f);
-      matrix(p + "q", DType::kF32, kHeads * kHeadDim, kHidden);
-      matrix(p + "k", DType::kF32, kKvHeads * kHeadDim, kHidden);
-      matrix(p + "v", DType::kF32, kKvHeads * kHeadDim, kHidden);
-      matrix(p + "o", DType::kF32, kHidden, kHeads * kHeadDim);
+      matrix(p + "q", DType::kF32, kHeads * dim, kHidden);
+      matrix(p + "k", DType::kF32, kKvHeads * dim, kHidden);
+      matrix(p + "v", DType::kF32, kKvHeads * dim, kHidden);
+      matrix(p + "o", DType::kF32, kHidden, kHeads * dim);
       matrix(p + "gate", DType::kF32, kFfn, kHidden);
       matrix(p + "up", DType::kF32, kFfn, kHidden);
       matrix(p + "down", DType::kF32, kHidden, kFfn);
@@ -179,7 +206,8 @@ struct LayeredModel : RandomModel {
 
 class Runner final : public StepRunner {
  public:
-  Runner(Backend& backend, const LayeredModel& model) : StepRunner(backend, model, model_spec()) {}
+  Runner(Backend& backend, const LayeredModel& model)
+      : StepRunner(backend, model, model_spec(model.head_dim)) {}
 
  private:
   void forward(Executor& e) override {
@@ -224,12 +252,28 @@ TEST(SparseAttention, HasTheSameBitsHoweverThePromptIsCut) {
   }
 }
 
-TEST(SparseAttention, HasTheSameBitsWhateverElseIsInTheBatch) {
-  const LayeredModel model;
+TEST(SparseAttention, HasTheSameBitsHoweverThePromptIsCutOnFurtherDevices) {
+  if (further_devices().empty()) GTEST_SKIP() << "MILLRACE_TEST_DEVICES names no further device";
+  for (const int32_t dim : {24, 64, 128, 256}) {
+    const LayeredModel model(dim);
+    const std::vector<int32_t> tokens = random_prompt(1, 620, kVocab);
+    for (Device& device : further()) {
+      const std::vector<float> whole = alone(*device.backend, model, tokens, 160);
+      for (size_t chunk : {1, 7, 33}) {
+        expect_same_bits(alone(*device.backend, model, tokens, chunk), whole, kVocab,
+                         fmt::format("{} heads of {} chunks of {}", device.label, dim, chunk));
+        if (HasFatalFailure()) return;
+      }
+      ASSERT_NE(alone(*device.backend, model, tokens, 160, 0), whole);
+    }
+  }
+}
+
+void expect_bits_of_alone(std::vector<Device> devices, const LayeredModel& model) {
   const int32_t pages[] = {kPages, 0, 12, kPages};
   std::vector<int32_t> tokens[4];
   for (int s = 0; s < 4; ++s) tokens[s] = random_prompt(s + 1, 250 - 20 * s, kVocab);
-  for (Device& device : cpu_devices(3)) {
+  for (Device& device : devices) {
     Runner runner(*device.backend, model);
     for (int s = 0; s < 4; ++s) runner.set_sparse_pages(s, pages[s]);
     // Whole pages, parts of them and single tokens of all four beside one another; some rows are not read.
@@ -252,9 +296,18 @@ TEST(SparseAttention, HasTheSameBitsWhateverElseIsInTheBatch) {
         if (!unread) want.push_back(all[i]);
       }
       expect_same_bits(runner.logits(s), want, kVocab, fmt::format("{} sequence {}", device.label, s));
-      if (HasFatalFailure()) return;
+      if (testing::Test::HasFatalFailure()) return;
     }
   }
+}
+
+TEST(SparseAttention, HasTheSameBitsWhateverElseIsInTheBatch) {
+  expect_bits_of_alone(cpu_devices(3), LayeredModel());
+}
+
+TEST(SparseAttention, HasTheSameBitsWhateverElseIsInTheBatchOfFurtherDevices) {
+  if (further_devices().empty()) GTEST_SKIP() << "MILLRACE_TEST_DEVICES names no further device";
+  for (const int32_t dim : {24, 64, 256}) expect_bits_of_alone(further(), LayeredModel(dim));
 }
 
 // One row and many threads share out the bounds; many rows are each a thread's own.

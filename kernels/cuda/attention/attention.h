@@ -34,6 +34,9 @@ struct LayerCache {
   const int32_t* tables = nullptr;        // [.. logical blocks] -> pool block
   int32_t heads = 0, kv_heads = 0, head_dim = 0;
   CacheOrder order = CacheOrder::kRows;
+  // [rows, kv_heads], or null: for rows that are sequences of their own, a table for each KV head, made by a
+  // kernel of the same step as `positions` is then (sparse.h). sequence_of and the tables above are not read.
+  const int32_t* const* head_tables = nullptr;
 };
 
 // Rotates query [rows, heads, dim] and key [rows, kv_heads, dim] in place, then stores key and value in the

@@ -349,7 +349,8 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     ptx::barrier_init_fence();
   }
   ptx::let_dependents_start();
-  __syncthreads();  // everybody: the barriers are there
+  __syncthreads();                                               // everybody: the barriers are there
+  if (p.cache.head_tables != nullptr) ptx::wait_for_previous();  // before any item is looked at
   const int warp = threadIdx.x / kWarpLanes;
   if (warp == kDecodeConsumerWarps) {
     // What earlier steps stored is there before the previous kernel has ended.

@@ -61,7 +61,7 @@ struct DecodeItem {
 };
 
 // The work items of all CTAs: splits outermost, so that rows that have fewer leave no gaps in the middle.
-// What they are read from was there before the step.
+// What they are read from was there before the step, unless a kernel of the step made tables of heads.
 struct DecodeItems {
   const PagedAttention& p;
   bool whole;  // rows
@@ -77,9 +77,13 @@ struct DecodeItems {
     item.row = in_split / p.cache.kv_heads;
     item.kv_head = in_split - static_cast<int32_t>(item.row) * p.cache.kv_heads;
     // With angles every sequence has one row.
-    const int64_t sequence = p.angles != nullptr ? item.row : p.cache.sequence_of[item.row];
-    const int32_t position = p.cache.positions[item.row], start = p.cache.table_starts[sequence];
-    item.table = p.cache.tables + start;
+    const int32_t position = p.cache.positions[item.row];
+    if (p.cache.head_tables != nullptr) {
+      item.table = p.cache.head_tables[in_split];
+    } else {
+      const int64_t sequence = p.angles != nullptr ? item.row : p.cache.sequence_of[item.row];
+      item.table = p.cache.tables + p.cache.table_starts[sequence];
+    }
     item.visible = visible_keys(position, p.op.window);
     const int32_t splits = item.visible.splits(), absolute = item.visible.first_split() + split;
     if (split >= splits) return false;

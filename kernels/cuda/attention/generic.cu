@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();  // the query is there before any warp multiplies with it
 
   const auto [first, last] = seen_from(cache, op, limits, row);
-  const int32_t* table = table_of_row(cache, row);
+  const int32_t* table = table_of_row(cache, row, kv_head);
   float row_max = -INFINITY, row_sum = 0.0f;
   for (int32_t b = first / kBlockTokens; b <= last / kBlockTokens; ++b) {
     const HeadRows<T, kSwizzled> rows(cache, table[b], kv_head);

@@ -76,7 +76,12 @@ struct HeadRows<Fp8Code, kSwizzled> {
   }
 };
 
-// The block table of the sequence that a row belongs to.
+// The block table of the sequence that a row belongs to, for one KV head.
+__device__ inline const int32_t* table_of_row(const LayerCache& cache, int64_t row, int kv_head) {
+  if (cache.head_tables != nullptr) return cache.head_tables[row * cache.kv_heads + kv_head];
+  return cache.tables + cache.table_starts[cache.sequence_of[row]];
+}
+// The same where all heads have one.
 __device__ inline const int32_t* table_of_row(const LayerCache& cache, int64_t row) {
   return cache.tables + cache.table_starts[cache.sequence_of[row]];
 }

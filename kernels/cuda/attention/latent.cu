@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();  // the queries are there before any warp multiplies with them
 
   const int32_t position = p.cache.positions[row];
-  const int32_t* table = table_of_row(p.cache, row);
+  const int32_t* table = table_of_row(p.cache, row, 0);
   float row_max[kMaxHeads], row_sum[kMaxHeads];
 #pragma unroll
   for (int h = 0; h < kMaxHeads; ++h) row_max[h] = -INFINITY, row_sum[h] = 0.0f;

@@ -58,7 +58,7 @@ __device__ inline Item item_of(const LatentAttention& p, int32_t split) {
   } else {
     item.first_row = index, item.tokens = 1, item.position = p.cache.positions[index];
   }
-  item.table = table_of_row(p.cache, item.first_row);
+  item.table = table_of_row(p.cache, item.first_row, 0);
   item.first_tile = split >= 0 ? split * kTilesOfSplit : 0;
   item.past_tile = item.last() / kKeys + 1;
   if (split >= 0) item.past_tile = min(item.past_tile, (split + 1) * kTilesOfSplit);

@@ -352,11 +352,11 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t split = p.partial != nullptr ? static_cast<int32_t>(blockIdx.z) : -1;
   const int32_t begin = static_cast<int32_t>(blockIdx.x) * tokens, end = min(begin + tokens, p.rows);
   for (int32_t row = begin; row < end;) {  // runs of one sequence
-    const int32_t sequence = p.cache.sequence_of[row];
-    int32_t count = 1;
-    while (row + count < end && p.cache.sequence_of[row + count] == sequence) ++count;
+    int32_t count = 1;                     // of single rows no sequence is read
+    while (row + count < end && p.cache.sequence_of[row + count] == p.cache.sequence_of[row]) ++count;
     const KeyRange seen{seen_by(p, row).first, seen_by(p, row + count - 1).last};
-    cta.run({row, count, static_cast<int>(blockIdx.y), seen, table_of_row(p.cache, row)}, split);
+    const int kv_head = static_cast<int>(blockIdx.y);
+    cta.run({row, count, kv_head, seen, table_of_row(p.cache, row, kv_head)}, split);
     __syncthreads();  // nobody loads the next run's queries before all are done with these
     row += count;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/sparse_pages.h"
 #include "kernels/cuda/attention/key_tiles.h"
 
 namespace millrace::cuda {
@@ -50,6 +51,17 @@ int32_t chunk_tokens(const ExecutorSpec& spec) {
   return tokens;
 }
 
+// Tokens that a row of the sequence reads at most, of those before it: of an indexer's choice, or pages.
+int64_t read_tokens(const SequenceSlice& s, int32_t index_top) {
+  if (index_top > 0) return index_top;
+  return s.sparse_pages == 0 || s.both_ways ? INT32_MAX : int64_t{s.sparse_pages} * kBlockTokens;
+}
+// Of a sequence's new tokens how many read everything; the others choose.
+int32_t dense_tokens(const SequenceSlice& s, int32_t index_top) {
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(read_tokens(s, index_top) - s.context_len, 0, s.num_tokens));
+}
+
 }  // namespace
 
 BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
@@ -57,7 +69,9 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
       max_rows_(static_cast<size_t>(spec.max_tokens)),
       max_logit_rows_(static_cast<size_t>(spec.max_logit_rows)),
       num_groups_(static_cast<int>(spec.kv_groups.size())),
-      has_adapters_(spec.adapter_rank > 0) {
+      has_adapters_(spec.adapter_rank > 0),
+      has_budgets_(spec.page_summaries),
+      index_top_(spec.latent.index_top) {
   MILLRACE_CHECK(batch.tokens.size() <= max_rows_);
   MILLRACE_CHECK(batch.logit_rows.size() <= max_logit_rows_);
   MILLRACE_CHECK(num_groups_ <= kMaxKvGroups);
@@ -76,6 +90,8 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
     if (s.both_ways) both_ways_.push_back({s.first_row, s.num_tokens});
     adapted_ = adapted_ || (batch.adapters != nullptr && s.adapter >= 0);
     last_position_ = std::max(last_position_, length_after(s) - 1);
+    MILLRACE_CHECK(s.sparse_pages == 0 || (has_budgets_ && s.sparse_pages >= kLeastSparsePages));
+    sparse_ = sparse_ || s.sparse_pages > 0 || (index_top_ > 0 && length_after(s) > index_top_);
     most_tokens_ = std::max(most_tokens_, s.num_tokens);
   }
   MILLRACE_CHECK(static_cast<size_t>(covered) == batch.tokens.size());
@@ -91,26 +107,55 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
       size_ += static_cast<size_t>(table_size(*s.slice));
     }
   }
+  find_sparse_rows();
   cut_chunks(chunk_tokens(spec));
   if (!chunks_.empty()) {
     chunks_at_ = (size_ + 3) / 4 * 4;
-    size_ = chunks_at_ + 4 * chunks_.size();
+    size_ = chunks_at_ + 4 * (chunks_.size() + dense_chunks_.size());
   }
   lengths_at_ = size_;
   if (!single_tokens_) size_ += 2 * sequences_.size() + 1;
 }
 
+void BatchArrays::find_sparse_rows() {
+  const auto add = [](std::vector<RowRange>& to, int32_t first, int32_t count) {
+    if (count == 0) return;
+    if (!to.empty() && to.back().first + to.back().count == first) {
+      to.back().count += count;
+    } else {
+      to.push_back({first, count});
+    }
+  };
+  for (const Sequence& sequence : sequences_) {
+    const SequenceSlice& s = *sequence.slice;
+    const int32_t dense = dense_tokens(s, index_top_);
+    if (dense > 0) last_read_ = std::max(last_read_, s.context_len + dense - 1);
+    if (dense < s.num_tokens)
+      last_read_ = std::max(last_read_, static_cast<int32_t>(read_tokens(s, index_top_)) - 1);
+    if (!sparse_) continue;
+    add(dense_rows_, s.first_row, dense);
+    add(sparse_rows_, s.first_row + dense, s.num_tokens - dense);
+  }
+}
+
 void BatchArrays::cut_chunks(int32_t tokens) {
   if (single_tokens_ || tokens == 0) return;
-  for (size_t i = 0; i < sequences_.size(); ++i) {
-    const SequenceSlice& s = *sequences_[i].slice;
-    for (int32_t at = 0; at < s.num_tokens; at += tokens) {
-      chunks_.push_back({s.first_row + at, std::min(tokens, s.num_tokens - at), s.context_len + at,
-                         static_cast<int32_t>(i)});
+  const auto cut = [&](std::vector<Chunk>& to, size_t sequence, int32_t count) {
+    const SequenceSlice& s = *sequences_[sequence].slice;
+    for (int32_t at = 0; at < count; at += tokens) {
+      to.push_back({s.first_row + at, std::min(tokens, count - at), s.context_len + at,
+                    static_cast<int32_t>(sequence)});
     }
+  };
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    cut(chunks_, i, sequences_[i].slice->num_tokens);
+    if (!sparse_rows_.empty()) cut(dense_chunks_, i, dense_tokens(*sequences_[i].slice, index_top_));
   }
-  std::stable_sort(chunks_.begin(), chunks_.end(),
-                   [](const Chunk& a, const Chunk& b) { return a.position + a.rows > b.position + b.rows; });
+  for (std::vector<Chunk>* chunks : {&chunks_, &dense_chunks_}) {
+    std::stable_sort(chunks->begin(), chunks->end(), [](const Chunk& a, const Chunk& b) {
+      return a.position + a.rows > b.position + b.rows;
+    });
+  }
 }
 
 void BatchArrays::fill(int32_t* out) const {
@@ -128,6 +173,9 @@ void BatchArrays::fill(int32_t* out) const {
       out[positions() + s.first_row + t] = s.context_len + t;
       out[sequence_of() + s.first_row + t] = static_cast<int32_t>(i);
       if (has_adapters_) out[adapters() + s.first_row + t] = s.adapter;
+      // Parts of an image read everything, and their pages are summarized.
+      if (has_budgets_)
+        out[budgets() + s.first_row + t] = s.sparse_pages > 0 && s.both_ways ? INT32_MAX : s.sparse_pages;
     }
   }
   if (!single_tokens_) out[row_starts() + sequences_.size()] = static_cast<int32_t>(batch_.tokens.size());
@@ -144,8 +192,10 @@ void BatchArrays::fill(int32_t* out) const {
     }
   }
   int32_t* to = out + chunks_at_;
-  for (const Chunk& chunk : chunks_) {
-    for (const int32_t value : {chunk.first_row, chunk.rows, chunk.position, chunk.sequence}) *to++ = value;
+  for (const std::vector<Chunk>* chunks : {&chunks_, &dense_chunks_}) {
+    for (const Chunk& chunk : *chunks) {
+      for (const int32_t value : {chunk.first_row, chunk.rows, chunk.position, chunk.sequence}) *to++ = value;
+    }
   }
 }
 

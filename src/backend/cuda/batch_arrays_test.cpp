@@ -55,6 +55,48 @@ TEST(BatchArrays, HoldsEveryPartWhereTheSpecificationSays) {
   EXPECT_EQ(arrays.last_position(), 33);
 }
 
+// A prompt whose budget of four pages ends within it, beside one token of full attention and an image's
+// parts.
+TEST(BatchArrays, KnowsWhichRowsChoosePages) {
+  ExecutorSpec spec;
+  spec.max_tokens = 32;
+  spec.max_context = 200;
+  spec.heads = spec.kv_heads = 1;
+  spec.head_dim = 64;
+  spec.kv_groups = {{.window = 0, .num_layers = 1, .num_blocks = 32}};
+  spec.page_summaries = true;
+  std::vector<int32_t> tokens(14, 1), table(10);
+  std::iota(table.begin(), table.end(), 0);
+  std::vector<SequenceSlice> slices{
+      {0, 1, 100, {table.data()}}, {1, 10, 60, {table.data()}}, {11, 3, 90, {table.data()}}};
+  slices[1].sparse_pages = slices[2].sparse_pages = 4;
+  slices[2].both_ways = true;
+  const BatchArrays arrays({tokens, slices, {}}, spec);
+  std::vector<int32_t> values(arrays.size(), -100);
+  arrays.fill(values.data());
+  EXPECT_TRUE(arrays.sparse());
+  EXPECT_EQ(arrays.tables(), arrays.budgets() + 32);
+  EXPECT_EQ(part(values, arrays.budgets(), 2), (std::vector<int32_t>{0, 4}));
+  EXPECT_EQ(part(values, arrays.budgets() + 10, 2), (std::vector<int32_t>{4, INT32_MAX}));
+  ASSERT_EQ(arrays.sparse_rows().size(), 1u);  // positions 64 to 69
+  EXPECT_EQ(arrays.sparse_rows()[0].first, 5);
+  EXPECT_EQ(arrays.sparse_rows()[0].count, 6);
+  ASSERT_EQ(arrays.dense_rows().size(), 2u);
+  EXPECT_EQ(arrays.dense_rows()[0].count, 5);
+  EXPECT_EQ(arrays.dense_rows()[1].first, 11);
+  EXPECT_EQ(arrays.last_read(), 100);
+  EXPECT_EQ(arrays.num_chunks(), 3);
+  ASSERT_EQ(arrays.num_dense_chunks(), 3);
+  EXPECT_EQ(part(values, arrays.chunks() + 8, 4), (std::vector<int32_t>{1, 10, 60, 1}));
+  EXPECT_EQ(part(values, arrays.dense_chunks() + 8, 4), (std::vector<int32_t>{1, 4, 60, 1}));
+  // Its last token alone: what it reads ends with the budget.
+  slices = {{0, 1, 150, {table.data()}}};
+  slices[0].sparse_pages = 4;
+  const BatchArrays one({std::span(tokens).first(1), slices, {}}, spec);
+  EXPECT_EQ(one.last_position(), 150);
+  EXPECT_EQ(one.last_read(), 63);
+}
+
 // Of layers with a state some new blocks need not be kept; what the first new token reads must be.
 TEST(BatchArrays, StateGroupsMayLackNewBlocks) {
   ExecutorSpec spec = two_groups();

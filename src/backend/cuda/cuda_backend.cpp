@@ -63,12 +63,11 @@ class CudaBackend final : public Backend {
   bool gives_hidden_states() const override { return true; }
   OpFeatures lacks() const override {
     OpFeatures missing;
-    missing.add(OpFeature::kSparse);
-    missing.add(OpFeature::kIndexer);
     // Over heads that other ranks have; what ranks do not share out.
     missing.add(OpFeature::kNormWhole, group_ != nullptr && !shares_->whole_attention());
     for (const OpFeature feature :
-         {OpFeature::kHeadSizes, OpFeature::kSharedKeys, OpFeature::kLayerInputs, OpFeature::kExpertNorms}) {
+         {OpFeature::kHeadSizes, OpFeature::kSharedKeys, OpFeature::kLayerInputs, OpFeature::kExpertNorms,
+          OpFeature::kSparse, OpFeature::kIndexer}) {
       missing.add(feature, shares_ != nullptr);
     }
     return missing;

@@ -220,6 +220,8 @@ void CudaExecutor::begin(const Batch& batch) {
   plan_.logit_rows = static_cast<int64_t>(batch.logit_rows.size());
   plan_.single_tokens = batch_->single_tokens();
   plan_.last_position = batch_->last_position();
+  plan_.sparse = batch_->sparse();
+  plan_.last_read = batch_->last_read();
   plan_.adapters = batch_->adapted() ? batch.adapters : nullptr;
   // Steps that decode all look: one graph serves those that were launched ahead and those that were not.
   plan_.takes_sampled = !batch.sampled_rows.empty() || plan_.single_tokens;
@@ -674,6 +676,7 @@ void CudaExecutor::write_block(int group, int32_t block, std::span<const std::by
   MILLRACE_CHECK(to.size() == from.size());
   flush();
   block_copies_.write(to.data(), from);
+  launcher_.summarize_block(group, block);
 }
 
 void CudaExecutor::copy_block(int group, int32_t from, int32_t to) {
@@ -681,6 +684,7 @@ void CudaExecutor::copy_block(int group, int32_t from, int32_t to) {
   const std::span<std::byte> source = block_bytes(group, from);
   flush();
   copy(block_bytes(group, to).data(), source.data(), source.size(), cudaMemcpyDeviceToDevice);
+  launcher_.summarize_block(group, to);
 }
 
 std::vector<float> CudaExecutor::read_slot(Slot slot) {

@@ -54,7 +54,10 @@ class Signature {
   }
   void operator()(const NormLatentQkv& op) {
     for (const Norm* norm : {&op.norm, &op.q_a_norm, &op.kv_a_norm}) add(*norm);
-    for (const Linear* linear : {&op.q_a, &op.q, &op.kv_a, &op.k_b}) add(*linear);
+    for (const Linear* linear :
+         {&op.q_a, &op.q, &op.kv_a, &op.k_b, &op.index_q, &op.index_k, &op.index_weights})
+      add(*linear);
+    add(op.index_k_norm);
   }
   void operator()(const RopeOp& op) {
     add(static_cast<uint64_t>(op.layer) << 32 | static_cast<uint64_t>(op.table));
@@ -198,6 +201,7 @@ std::vector<uint64_t> signature_of(const std::vector<StepOp>& ops, const StepPla
   signature.add(static_cast<uint64_t>(plan.rows) << 32 | static_cast<uint64_t>(plan.logit_rows));
   // Splits: a power of two, so that one graph serves many positions.
   signature.add(static_cast<uint64_t>(max_splits_for(plan.last_position, 0)));
+  signature.add(uint64_t{plan.sparse} << 32 | static_cast<uint64_t>(max_splits_for(plan.last_read, 0)));
   signature.add(uint64_t{plan.chosen} << 3 | uint64_t{plan.takes_sampled} << 2 |
                 uint64_t{plan.single_tokens} << 1 | uint64_t{plan.softmax_over_all});
   // A model's table does not change once it runs.

@@ -45,6 +45,8 @@ struct StepPlan {
   int64_t rows = 0, logit_rows = 0;
   bool single_tokens = false;  // every sequence has one token in this step
   int32_t last_position = -1;  // the largest of any row
+  bool sparse = false;         // some sequence has sparse attention, or an indexer that chooses
+  int32_t last_read = -1;      // the largest position of any row in what it reads (BatchArrays)
   bool takes_sampled = false;  // some tokens are those that the step before picked
   // Batch::given on the device: numbers of rows, and values [given_rows][1 + given_further][hidden].
   int64_t given_rows = 0;

@@ -1,7 +1,10 @@
 // Latent attention (DeepSeek V2) of a step: queries and keys out of what was compressed, the attention over
 // one key a token, and the values behind it.
+#include <algorithm>
+
 #include "backend/cuda/step_launcher.h"
 #include "base/check.h"
+#include "kernels/cuda/attention/indexed.h"
 #include "kernels/cuda/attention/latent.h"
 #include "kernels/cuda/attention/split_plan.h"
 #include "kernels/cuda/gemm/head_gemm.h"
@@ -34,10 +37,21 @@ void StepLauncher::operator()(const NormLatentQkv& op) {
                             {compresses ? op.q_a : op.q, compresses ? w_.compressed.as<float>() : q,
                              compresses ? int64_t{s.q_rank} : heads * q_dim}};
   linears({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed}, targets, false);
+  const bool indexes = op.index_q.weight != nullptr;
+  MILLRACE_CHECK(indexes == (s.index_dim > 0) && (compresses || !indexes));
   if (compresses) {
-    const Target target{op.q, q, heads * q_dim};
+    const Target of_compressed[] = {
+        {op.q, q, heads * q_dim},
+        {op.index_q, w_.index_query.as<float>(), int64_t{s.index_heads} * s.index_dim}};
     linears({w_.compressed.as<float>(), plan_.rows, s.q_rank, &op.q_a_norm, nullptr, &w_.compressed},
-            {&target, 1}, false);
+            std::span(of_compressed).first(indexes ? 2 : 1), false);
+  }
+  if (indexes) {
+    const Target of_index[] = {{op.index_k, w_.index_key.as<float>(), s.index_dim},
+                               {op.index_weights, w_.index_weights.as<float>(), s.index_heads}};
+    linears({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed}, of_index,
+            false);
+    norm_rows(op.index_k_norm, plan_.rows, s.index_dim, w_.index_key);
   }
   LatentKeys keys;
   keys.compressed = w_.value.as<const float>();
@@ -63,32 +77,112 @@ void StepLauncher::operator()(const NormLatentQkv& op) {
 void StepLauncher::latent_attention(const Attend& op) {
   MILLRACE_CHECK(op.window == 0 && op.chunk == 0 && op.softcap == 0.0f && op.sinks == nullptr &&
                  !op.bidirectional && !op.gated);
+  if (spec_.latent.index_top > 0 && plan_.sparse) return indexed_attention(op);
+  AttendedRows rows = rows_at(op.layer, 0, plan_.rows);
+  if (!plan_.single_tokens) {
+    rows.chunks = in_batch(batch_->chunks());
+    rows.num_chunks = batch_->num_chunks();
+  }
+  latent_attention(op, rows);
+}
+
+void StepLauncher::latent_attention(const Attend& op, const AttendedRows& rows) {
   LatentAttention attention;
-  attention.cache = cache_of(op.layer);
+  attention.cache = rows.cache;
   attention.scale = op.scale;
   attention.rope = spec_.latent.rope;
   attention.rank = spec_.latent.rank;
-  attention.rows = static_cast<int32_t>(plan_.rows);
-  attention.max_splits = max_splits_for(plan_.last_position, 0);
-  attention.query = w_.query.as<const float>();
-  attention.out = w_.attention.as<float>();
+  attention.rows = static_cast<int32_t>(rows.count);
+  attention.max_splits = max_splits_for(rows.last_position, 0);
+  const int64_t at = rows.first * spec_.heads * spec_.head_dim;
+  attention.query = w_.query.as<const float>() + at;
+  attention.out = w_.attention.as<float>() + at;
   if (!latent_wgmma_) return launch_latent_generic(attention, at_);
-  if (!plan_.single_tokens) {
-    attention.chunks = in_batch(batch_->chunks());
-    attention.num_chunks = batch_->num_chunks();
-  }
+  attention.chunks = rows.chunks;
+  attention.num_chunks = rows.num_chunks;
   // Splits on CTAs of their own where rows alone leave SMs idle, though one takes half as long again so: its
   // queries are loaded and its sums stored for it alone. The bits are the same.
-  const int64_t pieces = int64_t{plan_.single_tokens ? attention.rows : attention.num_chunks} *
+  const int64_t pieces = int64_t{rows.chunks == nullptr ? attention.rows : attention.num_chunks} *
                          ((spec_.heads + kLatentRows - 1) / kLatentRows);
   const int64_t sms = at_.device.sm_count(), splits = attention.max_splits;
   const int64_t in_turn = (pieces + sms - 1) / sms * splits, apart = (pieces * splits + sms - 1) / sms;
   if (splits > 1 && 3 * apart < 2 * in_turn &&
-      latent_partial_bytes(plan_.rows, spec_.heads, attention.max_splits, spec_.latent.rank) <=
+      latent_partial_bytes(rows.count, spec_.heads, attention.max_splits, spec_.latent.rank) <=
           w_.partial.bytes()) {
     attention.partial = w_.partial.as<float>();
   }
   launch_latent_wgmma(attention, at_);
+}
+
+// ---------------------------------------------------------------- the indexer's tokens
+
+// Behind the keys of the layer.
+LayerCache StepLauncher::index_cache_of(int layer) const {
+  LayerCache cache = cache_of(layer);
+  cache.layer_offset += indexed_block_elements(cache.type, cache.head_dim);
+  cache.heads = spec_.latent.index_heads;
+  cache.head_dim = spec_.latent.index_dim;
+  cache.order = CacheOrder::kRows;
+  return cache;
+}
+
+// Rotated by the angles of the layer's own queries and keys, in halves whatever these are.
+void StepLauncher::append_index_keys(const RopeOp& op) {
+  RopeParams params = op.params;
+  params.interleaved = false;
+  launch_latent_append(index_cache_of(op.layer), params, angle_tables_[op.table].angles.as<const float2>(),
+                       plan_.rows, w_.index_query.as<float>(), w_.index_key.as<float>(), at_);
+}
+
+void StepLauncher::attend_to_tokens(const Attend& op, int64_t first, int64_t count) {
+  AttendedRows rows = rows_at(op.layer, first, count);
+  IndexedRows indexed = indexed_shape_of(spec_);
+  indexed.cache = rows.cache;
+  indexed.index = index_cache_of(op.layer);
+  indexed.index.positions += first;
+  indexed.index.sequence_of += first;
+  indexed.query =
+      w_.index_query.as<const float>() + first * spec_.latent.index_heads * spec_.latent.index_dim;
+  indexed.weights = w_.index_weights.as<const float>() + first * spec_.latent.index_heads;
+  indexed.rows = static_cast<int32_t>(count);
+  // The same for all positions of a graph.
+  indexed.most_seen = std::min(indexed.context, max_splits_for(plan_.last_position, 0) * kSplitKeys);
+  indexed.scores = w_.indexed_scores.as<float>();
+  indexed.tokens = w_.indexed_tokens.as<int32_t>();
+  indexed.chosen = w_.indexed_keys.as<void>();
+  indexed.blocks = w_.indexed_blocks.as<int32_t>();
+  indexed.tables = w_.indexed_tables.as<const int32_t*>();
+  indexed.positions = w_.indexed_positions.as<int32_t>();
+  launch_choose_tokens(indexed, at_);
+  rows.single = true;
+  rows.last_position = plan_.last_read;
+  rows.cache.pool = indexed.chosen;
+  rows.cache.layer_offset = 0;
+  rows.cache.block_elements = indexed_block_elements(rows.cache.type, rows.cache.head_dim);
+  rows.cache.positions = indexed.positions;
+  rows.cache.head_tables = indexed.tables;
+  latent_attention(op, rows);
+}
+
+// Single tokens all together, those that see no more than the indexer reads copied as they are: a graph
+// serves steps in which others choose. Of prompts these attend as ever.
+void StepLauncher::indexed_attention(const Attend& op) {
+  const int64_t at_once = indexed_rows_of(spec_);
+  const auto choose = [&](int64_t first, int64_t count) {
+    for (int64_t at = 0; at < count; at += at_once)
+      attend_to_tokens(op, first + at, std::min(at_once, count - at));
+  };
+  if (plan_.single_tokens) return choose(0, plan_.rows);
+  if (latent_wgmma_ && batch_->num_dense_chunks() > 0) {
+    AttendedRows rows = rows_at(op.layer, 0, plan_.rows);
+    rows.chunks = in_batch(batch_->dense_chunks());
+    rows.num_chunks = batch_->num_dense_chunks();
+    latent_attention(op, rows);
+  } else if (!latent_wgmma_) {
+    for (const BatchArrays::RowRange& range : batch_->dense_rows())
+      latent_attention(op, rows_at(op.layer, range.first, range.count));
+  }
+  for (const BatchArrays::RowRange& range : batch_->sparse_rows()) choose(range.first, range.count);
 }
 
 void StepLauncher::head_values(const Linear& op) {

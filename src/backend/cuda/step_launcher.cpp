@@ -5,7 +5,6 @@
 #include "backend/cuda/step_norms.h"
 #include "base/check.h"
 #include "kernels/cuda/attention/latent.h"
-#include "kernels/cuda/attention/split_plan.h"
 #include "kernels/cuda/attention/tile_attention.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/generic.h"
@@ -125,7 +124,7 @@ bool StepLauncher::fuses_rope(const std::vector<StepOp>& ops, size_t at) const {
   if (rope == nullptr || at + 1 == ops.size()) return false;
   const auto* attend = std::get_if<Attend>(&ops[at + 1]);
   return attend != nullptr && attend->layer == rope->layer && rope->appends &&
-         uses_paged_attention(*attend) && plan_.single_tokens &&
+         uses_paged_attention(*attend) && plan_.single_tokens && !chooses_pages(*attend) &&
          2 * rope->params.half == head_dim_of(rope->layer) && rope->growth.scale == 0.0f;
 }
 
@@ -146,25 +145,32 @@ void StepLauncher::prepare_angles(const std::vector<StepOp>& ops) {
   }
 }
 
-LayerCache StepLauncher::cache_of(int layer) const {
+LayerCache StepLauncher::pool_of(int layer) const {
   const auto [group, index] = spec_.layers[static_cast<size_t>(layer)];
   LayerCache cache;
   cache.pool = w_.pools[static_cast<size_t>(group)].as<void>();
   cache.type = spec_.kv_type;
   const int32_t kv_heads = spec_.kv_heads_of(group), dim = spec_.head_dim_of(group);
-  const int32_t head_elements = dim + (spec_.kv_type == DType::kF8E4M3 ? 1 : 0);  // and its scale
-  const int64_t layer_elements = int64_t{spec_.kv_parts()} * kv_heads * kBlockTokens * head_elements;
+  const int32_t scale = spec_.kv_type == DType::kF8E4M3 ? 1 : 0;  // behind a head's elements
+  const int32_t index_elements = spec_.latent.index_dim > 0 ? spec_.latent.index_dim + scale : 0;
+  const int64_t layer_elements =
+      int64_t{kBlockTokens} * (int64_t{spec_.kv_parts()} * kv_heads * (dim + scale) + index_elements);
   cache.layer_offset = index * layer_elements;
   cache.block_elements = spec_.kv_groups[static_cast<size_t>(group)].num_layers * layer_elements;
-  cache.positions = in_batch(batch_->positions());
-  cache.sequence_of = in_batch(batch_->sequence_of());
-  cache.table_starts = in_batch(batch_->table_starts(group));
-  cache.tables = in_batch(0);
   cache.heads = spec_.heads;
   cache.kv_heads = kv_heads;
   cache.head_dim = dim;
   const bool swizzled = kinds_of(layer).paged || (latent_wgmma_ && spec_.kv_type == DType::kBF16);
   cache.order = swizzled ? CacheOrder::kSwizzled : CacheOrder::kRows;
+  return cache;
+}
+
+LayerCache StepLauncher::cache_of(int layer) const {
+  LayerCache cache = pool_of(layer);
+  cache.positions = in_batch(batch_->positions());
+  cache.sequence_of = in_batch(batch_->sequence_of());
+  cache.table_starts = in_batch(batch_->table_starts(spec_.layers[static_cast<size_t>(layer)].group));
+  cache.tables = in_batch(0);
   return cache;
 }
 
@@ -223,11 +229,13 @@ void StepLauncher::operator()(const RopeOp& op) {
   if (is_latent()) {
     launch_latent_append(cache_of(op.layer), op.params, angles, plan_.rows, w_.query.as<float>(),
                          w_.key.as<float>(), at_);
+    if (spec_.latent.index_dim > 0) append_index_keys(op);
   } else {
     LayerCache cache = cache_of(op.layer);
     if (!op.appends) cache.kv_heads = 0;  // queries alone: what they read is another layer's
     launch_rope_append_kv(cache, op.params, angles, plan_.rows, w_.query.as<float>(), w_.key.as<float>(),
                           w_.value.as<float>(), at_);
+    if (op.appends) summarize_rows(op.layer);
   }
   if (op.growth.scale == 0.0f) return;
   launch_grow_queries(op.growth, in_batch(batch_->positions()), plan_.rows,
@@ -247,16 +255,34 @@ void StepLauncher::operator()(const Attend& op) {
   }
 }
 
+StepLauncher::AttendedRows StepLauncher::rows_at(int layer, int64_t first, int64_t count) const {
+  AttendedRows rows{cache_of(layer), first, count, plan_.single_tokens, plan_.last_position};
+  rows.cache.positions += first;
+  rows.cache.sequence_of += first;
+  return rows;
+}
+
 void StepLauncher::attend(const Attend& op) {
   if (is_latent()) return latent_attention(op);
-  if (uses_paged_attention(op)) return paged_attention(op);
+  if (chooses_pages(op)) return sparse_attention(op);
+  AttendedRows rows = rows_at(op.layer, 0, plan_.rows);
+  if (attends_in_chunks()) {
+    rows.chunks = in_batch(batch_->chunks());
+    rows.num_chunks = batch_->num_chunks();
+  }
+  attend(op, rows);
+}
+
+void StepLauncher::attend(const Attend& op, const AttendedRows& rows) {
+  if (uses_paged_attention(op)) return paged_attention(op, rows);
   // A sequence of one token ends with it: nobody is behind it.
   const bool sees_behind = op.bidirectional && !plan_.single_tokens;
   const AttentionLimits limits{op.softcap, op.chunk, sees_behind ? in_batch(batch_->lengths()) : nullptr,
                                false};
-  if (kinds_of(op.layer).tiled) return tile_attention(op, limits);
+  if (kinds_of(op.layer).tiled) return tile_attention(op, rows, limits);
   const AttentionParams params{op.window, op.scale, vector_of(op.sinks)};
-  launch_attention(cache_of(op.layer), params, plan_.rows, w_.query.as<float>(), w_.attention.as<float>(),
+  const int64_t at = rows.first * spec_.heads * rows.cache.head_dim;
+  launch_attention(rows.cache, params, rows.count, w_.query.as<float>() + at, w_.attention.as<float>() + at,
                    at_, limits);
 }
 
@@ -284,50 +310,51 @@ void StepLauncher::attend_both_ways(const Attend& op) {
   }
 }
 
-void StepLauncher::tile_attention(const Attend& op, const AttentionLimits& limits) {
+void StepLauncher::tile_attention(const Attend& op, const AttendedRows& rows, const AttentionLimits& limits) {
   TileAttention attention;
-  attention.cache = cache_of(op.layer);
+  attention.cache = rows.cache;
   attention.op = {op.window, op.scale, vector_of(op.sinks)};
   attention.limits = limits;
-  attention.rows = static_cast<int32_t>(plan_.rows);
-  attention.single_tokens = plan_.single_tokens;
+  attention.rows = static_cast<int32_t>(rows.count);
+  attention.single_tokens = rows.single;
   // A chunk is no longer than a window of its size.
   const int32_t window = op.bidirectional ? 0 : op.window > 0 ? op.window : op.chunk;
-  attention.max_splits = max_splits_for(plan_.last_position, window);
-  attention.query = w_.query.as<const float>();
-  attention.out = w_.attention.as<float>();
-  if (plan_.single_tokens && attention.max_splits > 1 &&
-      tile_attention_partial_bytes(plan_.rows, spec_.heads, attention.max_splits, attention.cache.head_dim) <=
+  attention.max_splits = max_splits_for(rows.last_position, window);
+  const int64_t at = rows.first * spec_.heads * rows.cache.head_dim;
+  attention.query = w_.query.as<const float>() + at;
+  attention.out = w_.attention.as<float>() + at;
+  if (rows.single && attention.max_splits > 1 &&
+      tile_attention_partial_bytes(rows.count, spec_.heads, attention.max_splits, attention.cache.head_dim) <=
           w_.partial.bytes()) {
     attention.partial = w_.partial.as<float>();
   }
   launch_tile_attention(attention, at_);
 }
 
-void StepLauncher::paged_attention(const Attend& op) {
+void StepLauncher::paged_attention(const Attend& op, const AttendedRows& rows) {
   PagedAttention attention;
-  attention.cache = cache_of(op.layer);
+  attention.cache = rows.cache;
   attention.op = {op.window, op.scale, vector_of(op.sinks)};
-  attention.rows = static_cast<int32_t>(plan_.rows);
-  attention.max_splits = max_splits_for(plan_.last_position, op.window);
+  attention.rows = static_cast<int32_t>(rows.count);
+  attention.max_splits = max_splits_for(rows.last_position, op.window);
   if (fused_rope_ != nullptr) {
     attention.angles = angle_tables_[fused_rope_->table].angles.as<const float2>();
     attention.interleaved = fused_rope_->params.interleaved;
     fused_rope_ = nullptr;
   }
-  attention.query = w_.query.as<const float>();
-  attention.key = w_.key.as<const float>();
-  attention.value = w_.value.as<const float>();
-  attention.out = w_.attention.as<float>();
-  if (splits_in_parallel(plan_.rows, attention.cache.kv_heads, attention.cache.head_dim, attention.max_splits,
-                         op.window, w_.partial.bytes(), at_.device)) {
+  const int32_t kv_heads = attention.cache.kv_heads, dim = attention.cache.head_dim;
+  const int64_t at = rows.first * spec_.heads * dim, kv_at = rows.first * kv_heads * dim;
+  attention.query = w_.query.as<const float>() + at;
+  attention.key = w_.key.as<const float>() + kv_at;
+  attention.value = w_.value.as<const float>() + kv_at;
+  attention.out = w_.attention.as<float>() + at;
+  if (splits_in_parallel(rows.count, kv_heads, dim, attention.max_splits, op.window, w_.partial.bytes(),
+                         at_.device)) {
     attention.partial = w_.partial.as<float>();
   }
   attention.arrived = w_.arrived.as<int32_t>();
-  if (at_.device.has_wgmma() && plan_.rows >= kMinPrefillRows) {
-    attention.chunks = in_batch(batch_->chunks());
-    attention.num_chunks = batch_->num_chunks();
-  }
+  attention.chunks = rows.chunks;
+  attention.num_chunks = rows.num_chunks;
   launch_paged_attention(attention, at_);
 }
 

@@ -13,6 +13,8 @@
 #include "backend/cuda/rank_part.h"
 #include "backend/cuda/step.h"
 #include "backend/cuda/workspace.h"
+#include "kernels/cuda/attention/sparse.h"
+#include "kernels/cuda/attention/split_plan.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/linear/short_conv.h"
@@ -35,6 +37,9 @@ class StepLauncher {
 
   // The norm of the residual stream's `rows` rows, [rows, hidden], on the device until the next launch.
   const float* hidden(const Norm& norm, int64_t rows);
+
+  // Bounds of the keys of a block that came from elsewhere, where sparse attention wants them.
+  void summarize_block(int group, int32_t block);
 
   // `batch_device`: batch's arrays on the device; the tokens among them are written when plan.takes_sampled.
   // before(i): called ahead of operation i's launches, where it has some of its own.
@@ -148,17 +153,43 @@ class StepLauncher {
   int32_t kv_heads_of(int layer) const {
     return spec_.kv_heads_of(spec_.layers[static_cast<size_t>(layer)].group);
   }
+  LayerCache pool_of(int layer) const;  // without the batch
   LayerCache cache_of(int layer) const;
   StatePool state_pool_of(int layer) const;
   StateSequences state_sequences() const;
+  // Rows of the step that attend with one launch.
+  struct AttendedRows {
+    LayerCache cache;  // whose arrays of rows begin with the first of these
+    int64_t first = 0, count = 0;
+    bool single = false;        // every row is a sequence of its own
+    int32_t last_position = 0;  // the largest of any
+    const int32_t* chunks = nullptr;
+    int32_t num_chunks = 0;
+  };
+  AttendedRows rows_at(int layer, int64_t first, int64_t count) const;
+  bool attends_in_chunks() const { return at_.device.has_wgmma() && plan_.rows >= kMinPrefillRows; }
   void attend(const Attend& op);
+  void attend(const Attend& op, const AttendedRows& rows);
   void attend_both_ways(const Attend& op);
+  // Sparse attention (step_sparse.cpp).
+  bool has_summaries(int layer) const;
+  bool chooses_pages(const Attend& op) const;
+  PageSummaries summaries_of(int layer) const;
+  SparseRows sparse_rows_at(int layer, int64_t first, int64_t count) const;
+  void summarize_rows(int layer);
+  void sparse_attention(const Attend& op);
+  void attend_to_pages(const Attend& op, int64_t first, int64_t count);
   // Latent attention (step_latent.cpp).
   bool is_latent() const { return spec_.latent.rank > 0; }
   void latent_attention(const Attend& op);
+  void latent_attention(const Attend& op, const AttendedRows& rows);
+  LayerCache index_cache_of(int layer) const;
+  void append_index_keys(const RopeOp& op);
+  void indexed_attention(const Attend& op);
+  void attend_to_tokens(const Attend& op, int64_t first, int64_t count);
   void head_values(const Linear& op);  // of what was attended, into w_.query, [rows, heads * value]
-  void paged_attention(const Attend& op);
-  void tile_attention(const Attend& op, const AttentionLimits& limits);
+  void paged_attention(const Attend& op, const AttendedRows& rows);
+  void tile_attention(const Attend& op, const AttendedRows& rows, const AttentionLimits& limits);
   const int32_t* in_batch(size_t offset) const { return batch_device_ + offset; }
 
   const ExecutorSpec& spec_;

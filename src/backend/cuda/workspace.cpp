@@ -4,6 +4,7 @@
 
 #include "backend/cuda/block_copies.h"
 #include "kernels/cuda/attention/latent.h"
+#include "kernels/cuda/attention/sparse.h"
 #include "kernels/cuda/attention/split_plan.h"
 #include "kernels/cuda/attention/tile_attention.h"
 #include "kernels/cuda/gemm/gemm.h"
@@ -92,6 +93,13 @@ struct Sizes {  // bytes
     candidates = argmax_candidates_bytes(spec.max_logit_rows);
     sample_details = logit_rows * sizeof(SampleDetails);
     per_token = rows * 4;
+    sparse = static_cast<size_t>(sparse_rows_of(spec)) *
+             sparse_row_bytes(spec.heads, spec.kv_heads, sparse_pages_of(spec));
+    index_query =
+        rows * static_cast<size_t>(spec.latent.index_heads) * static_cast<size_t>(spec.latent.index_dim) * 4;
+    index_key = rows * static_cast<size_t>(spec.latent.index_dim) * 4;
+    index_weights = rows * static_cast<size_t>(spec.latent.index_heads) * 4;
+    indexed = static_cast<size_t>(indexed_rows_of(spec)) * indexed_row_bytes(indexed_shape_of(spec));
   }
   // What attention of a group's layers needs for splits.
   void attention_splits_of(const ExecutorSpec& spec, int group, const Device& device) {
@@ -111,11 +119,11 @@ struct Sizes {  // bytes
            normed_logit_rows + logits + best + x_bf16 + moe_sync + bf16_rows + split + act_rows + groups +
            partial + arrived + candidates + sample_details + 2 * per_token + projected + mix + convolved +
            2 * decays + attention_gate + compressed + low_rank + 3 * layer_inputs + 2 * expert_sum +
-           (2 + kTimeMixParts) * shifted;
+           (2 + kTimeMixParts) * shifted + sparse + index_query + index_key + index_weights + indexed;
   }
   size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, x_bf16, moe_sync,
       bf16_rows, split, act_rows, groups, partial = 0, arrived = 0, candidates, sample_details, per_token;
-  size_t layer_inputs, expert_sum, shifted = 0;
+  size_t layer_inputs, expert_sum, shifted = 0, sparse, index_query, index_key, index_weights, indexed;
   size_t attention, projected = 0, mix = 0, convolved = 0, decays = 0, attention_gate = 0, compressed,
                     low_rank;
 };
@@ -177,7 +185,59 @@ Workspace::Workspace(const ExecutorSpec& spec, const Launch& at, int64_t attende
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const auto blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     pools.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks, "the KV cache");
+    summaries.push_back(zeros(spec.page_summary_bytes(static_cast<int>(g)) * blocks, at.stream));
   }
+  const auto sparse_rows = static_cast<size_t>(sparse_rows_of(spec)),
+             sparse_pages = static_cast<size_t>(sparse_pages_of(spec)),
+             heads = static_cast<size_t>(spec.heads), kv_heads = static_cast<size_t>(spec.kv_heads);
+  sparse_weights = memory(sparse_rows * heads * sparse_pages * sizeof(float));
+  sparse_tiles = memory(sparse_rows * heads * (sparse_pages / kSummaryTile) * sizeof(float2));
+  sparse_chosen = memory(sparse_rows * kv_heads * sparse_pages * sizeof(int32_t));
+  sparse_tables = memory(sparse_rows * kv_heads * sizeof(int32_t*));
+  sparse_positions = memory(sparse_rows * sizeof(int32_t));
+  index_query = memory(sizes.index_query);
+  index_key = memory(sizes.index_key);
+  index_weights = memory(sizes.index_weights);
+  const IndexedRows indexed = indexed_shape_of(spec);
+  const auto indexed_rows = static_cast<size_t>(indexed_rows_of(spec)),
+             top = static_cast<size_t>(indexed.top),
+             top_blocks = static_cast<size_t>(blocks_for(indexed.top));
+  indexed_scores = memory(indexed_rows * static_cast<size_t>(indexed.context) * sizeof(float));
+  indexed_tokens = memory(indexed_rows * top * sizeof(int32_t));
+  indexed_keys =
+      memory(indexed_rows * top_blocks * kBlockTokens * kv_head_bytes(spec.kv_type, spec.head_dim));
+  indexed_blocks = memory(indexed_rows * top_blocks * sizeof(int32_t));
+  indexed_tables = memory(indexed_rows * sizeof(int32_t*));
+  indexed_positions = memory(indexed_rows * sizeof(int32_t));
+}
+
+IndexedRows indexed_shape_of(const ExecutorSpec& spec) {
+  IndexedRows shape;
+  shape.cache.type = spec.kv_type;
+  shape.cache.head_dim = spec.head_dim;
+  shape.top = spec.latent.index_top;
+  shape.context = (spec.max_context + kIndexTile - 1) / kIndexTile * kIndexTile;
+  return shape;
+}
+
+// As many as fit into 128 MB, 44 of DeepSeek 3.2 at 131,072 positions; one at least.
+int32_t indexed_rows_of(const ExecutorSpec& spec) {
+  if (spec.latent.index_top == 0) return 0;
+  constexpr size_t kMostBytes = size_t{128} << 20;
+  const size_t rows = kMostBytes / indexed_row_bytes(indexed_shape_of(spec));
+  return static_cast<int32_t>(std::clamp<size_t>(rows, 1, static_cast<size_t>(std::max(1, spec.max_tokens))));
+}
+
+int32_t sparse_pages_of(const ExecutorSpec& spec) {
+  return (blocks_for(spec.max_context) + kSummaryTile - 1) / kSummaryTile * kSummaryTile;
+}
+
+// As many as fit into 128 MB, 64 at 131,072 positions and 64 heads; one at least.
+int32_t sparse_rows_of(const ExecutorSpec& spec) {
+  if (!spec.page_summaries) return 0;
+  constexpr size_t kMostBytes = size_t{128} << 20;
+  const size_t rows = kMostBytes / sparse_row_bytes(spec.heads, spec.kv_heads, sparse_pages_of(spec));
+  return static_cast<int32_t>(std::clamp<size_t>(rows, 1, static_cast<size_t>(std::max(1, spec.max_tokens))));
 }
 
 size_t workspace_bytes_of(const ExecutorSpec& spec, const Device& device, int64_t attended_cols) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "kernels/cuda/attention/indexed.h"
 #include "kernels/cuda/device.h"
 
 namespace millrace::cuda {
@@ -53,7 +54,24 @@ struct Workspace {
   // Per group: [blocks][layers][key, value][kv_heads][16 x head_dim], of the group's own heads; of a state
   // group [blocks][layers] of StateBlock.
   std::vector<DeviceBuffer> pools;
+  // Sparse attention. Per group: [layers][blocks][kv_heads][least, largest][padded head_dim] of bf16, empty
+  // where no page is summarized; and what sparse_rows_of() rows choose at a time (attention/sparse.h).
+  std::vector<DeviceBuffer> summaries;
+  DeviceBuffer sparse_weights, sparse_tiles, sparse_chosen, sparse_tables, sparse_positions;
+  // An indexer: [tokens, heads, dim], [tokens, dim], [tokens, heads]; and what indexed_rows_of() rows choose
+  // at a time (attention/indexed.h).
+  DeviceBuffer index_query, index_key, index_weights;
+  DeviceBuffer indexed_scores, indexed_tokens, indexed_keys, indexed_blocks, indexed_tables,
+      indexed_positions;
 };
+
+// Rows whose tokens an indexer chooses at a time; the sizes of their arrays.
+int32_t indexed_rows_of(const ExecutorSpec& spec);
+IndexedRows indexed_shape_of(const ExecutorSpec& spec);
+
+// Rows that choose pages at a time, and the pages that a row's choice has room for.
+int32_t sparse_rows_of(const ExecutorSpec& spec);
+int32_t sparse_pages_of(const ExecutorSpec& spec);
 
 // Bytes of all of it but the pools, and of what blocks need that leave them (block_copies.h).
 size_t workspace_bytes_of(const ExecutorSpec& spec, const Device& device, int64_t attended_cols = 0);
