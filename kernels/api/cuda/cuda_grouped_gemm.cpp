@@ -31,6 +31,18 @@ cuda::LowbitGemm lowbit_of(const mr_lowbit_gemm_args& args, void* workspace) {
   return op;
 }
 
+cuda::Fp4Gemm fp4_of(const mr_fp4_gemm_args& args) {
+  cuda::Fp4Gemm op;
+  op.nvfp4 = args.format == MR_LOWBIT_NVFP4;
+  op.m = args.m, op.n = args.n, op.k = args.k;
+  op.a = static_cast<const uint8_t*>(args.a), op.a_scales = static_cast<const uint8_t*>(args.a_scales);
+  op.b = static_cast<const uint8_t*>(args.b), op.b_scales = static_cast<const uint8_t*>(args.b_scales);
+  op.alpha = args.alpha;
+  op.out = grouped_out(args.out_type);
+  op.c = args.c, op.ldc = args.ldc;
+  return op;
+}
+
 }  // namespace
 
 void CudaDevice::lowbit_repack(const mr_lowbit_matrix& matrix, void* to, mr_stream stream) {
@@ -67,16 +79,11 @@ void CudaDevice::grouped_gemm(const mr_grouped_gemm_args& args, void*, mr_stream
   cuda::launch_grouped_dense(op, at(stream));
 }
 
-void CudaDevice::fp4_gemm(const mr_fp4_gemm_args& args, void*, mr_stream stream) {
-  cuda::Fp4Gemm op;
-  op.nvfp4 = args.format == MR_LOWBIT_NVFP4;
-  op.m = args.m, op.n = args.n, op.k = args.k;
-  op.a = static_cast<const uint8_t*>(args.a), op.a_scales = static_cast<const uint8_t*>(args.a_scales);
-  op.b = static_cast<const uint8_t*>(args.b), op.b_scales = static_cast<const uint8_t*>(args.b_scales);
-  op.alpha = args.alpha;
-  op.out = grouped_out(args.out_type);
-  op.c = args.c, op.ldc = args.ldc;
-  cuda::launch_fp4(op, at(stream));
+size_t CudaDevice::fp4_gemm_workspace_bytes(const mr_fp4_gemm_args& args) const {
+  return cuda::fp4_workspace_bytes(fp4_of(args), device_);
+}
+void CudaDevice::fp4_gemm(const mr_fp4_gemm_args& args, void* workspace, mr_stream stream) {
+  cuda::launch_fp4(fp4_of(args), workspace, at(stream));
 }
 
 }  // namespace millrace::api::gpu
