@@ -1,7 +1,7 @@
 // The fused operations of the C API as launches (docs/kernels/fused.md). Arguments are those of
 // include/millrace/kernels, checked: strides are filled in and there is at least one row, unless a line says
-// otherwise. All of them but the last are bound by memory; the number of blocks that sums over rows are cut into follows
-// from the shape alone, so that their bits do not depend on the GPU's size.
+// otherwise. All of them but the last are bound by memory; the number of blocks that sums over rows are cut
+// into follows from the shape alone, so that their bits do not depend on the GPU's size.
 #pragma once
 
 #include <cstddef>
