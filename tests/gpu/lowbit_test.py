@@ -231,11 +231,11 @@ class Test:
                 c = torch.full((m, k), float("nan"), device=self.device)
                 self.run_grouped(DGRAD, offsets, dy, w, c, n, k, (d, b))
                 self.compare(f"experts {counts}, {n} x {k}, e4m3, rows' gradient", c,
-                             torch.cat([dys[p] @ e for p, e in zip(parts, values)]), 4e-6)
+                             torch.cat([dys[p] @ e for p, e in zip(parts, values)]), 1e-5)
                 c = torch.full((experts, n, k), float("nan"), device=self.device)
                 self.run_grouped(WGRAD, offsets, dy, x, c, n, k, (d, a))
                 self.compare(f"experts {counts}, {n} x {k}, e4m3, weights' gradient", c,
-                             torch.stack([dys[p].t() @ rows[p] for p in parts]), 4e-6)
+                             torch.stack([dys[p].t() @ rows[p] for p in parts]), 1e-5)
 
     def run_grouped(self, op, offsets, a, b, c, n, k, scales=(None, None)):
         self.library.call("mr_grouped_gemm", Grouped(
