@@ -367,7 +367,8 @@ def linear_cross_entropy_cases(case, few):
                                                               accumulate, chunks)
                 lib.call_with_workspace(operation, args, case.workspace(operation, args))
             case.run(name, lambda: call(dhidden, dweight))
-            bound = {F32: 3e-5}.get(t_out)
+            # Of float32 the GPU multiplies 22 bits: exp of logits makes 5e-5 of it.
+            bound = (1e-4 if t_in == F32 else 3e-5) if t_out == F32 else None
             case.close(name + " dhidden", dhidden, h64.grad, bound)
             case.close(name + " dweight", dweight, w64.grad, bound)
             again = torch.full_like(dhidden, 7), torch.full_like(dweight, 7)
