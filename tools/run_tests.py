@@ -64,6 +64,8 @@ CROSS_FILTER = (f"-{CONFORMANCE}:LatentAttention.*:{SWEEPS}:{SEEN}:Json*:*IsLine
                 f"MrMatmul.Is*:MrAttention.Is*:MrMoe.*")
 # What is built, or read by clang-tidy, while the tests of other phases run: they leave a core idle where they wait for
 # one another or for a server. alone and tidy are the last: of small parts, they fill both cores to the end.
+# Kernels that are empty but on one architecture, and its name.
+BLACKWELL_SOURCES = (("kernels/cuda/gemm/fp4_tcgen05.cu", "100a"), ("kernels/cuda/gemm/fp4_mma.cu", "120a"))
 AHEAD = ("asan", "tsan", "cross", "cuda", "alone", "tidy")
 # What `make test` neither builds nor runs (IN_BULK in cmake/millrace.cmake), and everything else.
 BULK_TARGETS = ("all", "amx_emulated_test")
@@ -326,8 +328,8 @@ def run_cross(arguments):
 
 
 def run_cuda(_):
-    """Compiles the CUDA backend for Hopper (`make cuda-all`: every architecture); what runs on a GPU is
-    tests/gpu/run.sh's."""
+    """Compiles the CUDA backend for Hopper (`make cuda-all`: every architecture), and what is written with Blackwell's
+    own instructions for it; what runs on a GPU is tests/gpu/run.sh's."""
     if shutil.which("nvcc") is None:
         return skip("compiling the CUDA backend", "nvcc is not installed", "install the CUDA toolkit, 12.8 or later")
     directory = BUILD / "cuda-check"
@@ -338,7 +340,13 @@ def run_cuda(_):
             ["cmake", "--preset", "cuda", "-B", directory, "-DCMAKE_CUDA_ARCHITECTURES=90a-real",
              f"-DCMAKE_CUDA_FLAGS={flags}"], stdout=subprocess.DEVNULL) != 0:
         return FAILED
-    return PASSED if run(["cmake", "--build", directory, "--target", "millrace_backend_cuda"]) == 0 else FAILED
+    if run(["cmake", "--build", directory, "--target", "millrace_backend_cuda"]) != 0:
+        return FAILED
+    for source, architecture in BLACKWELL_SOURCES:
+        if run(["nvcc", "-std=c++20", flags, "--expt-relaxed-constexpr", "-I.", "-Iinclude", "-Isrc",
+                f"-gencode=arch=compute_{architecture},code=sm_{architecture}", "-c", source, "-o", "/dev/null"]) != 0:
+            return FAILED
+    return PASSED
 
 
 def run_soak(arguments):

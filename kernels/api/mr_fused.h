@@ -29,11 +29,11 @@ class FusedOps {
   virtual void embedding_backward(const mr_embedding_backward_args& args, void* workspace,
                                   mr_stream stream) = 0;
   virtual void dropout(const mr_dropout_args& args, mr_stream stream) = 0;
-  // Error{kUnsupported} unless a device has it (mr_linear_cross_entropy.cpp).
+  // Of no rows too.
   virtual size_t linear_cross_entropy_backward_workspace_bytes(
-      const mr_linear_cross_entropy_backward_args& args) const;
+      const mr_linear_cross_entropy_backward_args& args) const = 0;
   virtual void linear_cross_entropy_backward(const mr_linear_cross_entropy_backward_args& args,
-                                             void* workspace, mr_stream stream);
+                                             void* workspace, mr_stream stream) = 0;
 };
 
 }  // namespace millrace::api

@@ -115,21 +115,7 @@ mr_linear_cross_entropy_backward_args checked(const mr_linear_cross_entropy_back
   return args;
 }
 
-[[noreturn]] void no_backward() {
-  throw_error(ErrorCode::kUnsupported,
-              "mr_linear_cross_entropy_backward: this device has no kernel for it, expected a CPU; elsewhere "
-              "mr_cross_entropy_backward takes logits that are kept");
-}
-
 }  // namespace
-
-size_t FusedOps::linear_cross_entropy_backward_workspace_bytes(
-    const mr_linear_cross_entropy_backward_args&) const {
-  no_backward();
-}
-void FusedOps::linear_cross_entropy_backward(const mr_linear_cross_entropy_backward_args&, void*, mr_stream) {
-  no_backward();
-}
 
 }  // namespace millrace::api
 

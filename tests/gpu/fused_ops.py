@@ -72,6 +72,13 @@ class CrossEntropyBackwardArgs(Structure):
                 ("ignore_index", c_int32), ("lse", c_void_p), ("dloss", c_void_p), ("dlogits", Rows)]
 
 
+class LinearCrossEntropyBackwardArgs(Structure):
+    _fields_ = [("rows", c_int64), ("vocab", c_int64), ("inner", c_int64), ("hidden", Rows), ("weight", Rows),
+                ("targets", c_void_p), ("ignore_index", c_int32), ("lse", c_void_p), ("dloss", c_void_p),
+                ("dhidden", Rows), ("dweight", Rows), ("accumulate", c_int32), ("chunk_rows", c_int64),
+                ("chunk_vocab", c_int64)]
+
+
 class EmbeddingArgs(Structure):
     _fields_ = [("rows", c_int64), ("cols", c_int64), ("vocab", c_int64), ("tokens", c_void_p), ("table", Rows),
                 ("y", Rows), ("scale", c_float)]
@@ -202,6 +209,12 @@ class Library:
         args = CrossEntropyBackwardArgs(logits.shape[0], logits.shape[1], rows(logits), pointer(targets), ignore_index,
                                         pointer(lse), pointer(dloss), rows(dlogits))
         self.call("mr_cross_entropy_backward", args)
+
+    def linear_cross_entropy_backward_args(self, hidden, weight, targets, lse, dloss, dhidden, dweight, accumulate=False,
+                                           chunks=(0, 0), ignore_index=-100):
+        return LinearCrossEntropyBackwardArgs(
+            hidden.shape[0], weight.shape[0], hidden.shape[1], rows(hidden), rows(weight), pointer(targets), ignore_index,
+            pointer(lse), pointer(dloss), rows(dhidden), rows(dweight), accumulate, *chunks)
 
     def embedding(self, table, tokens, y, scale=1.0):
         args = EmbeddingArgs(tokens.numel(), table.shape[1], table.shape[0], pointer(tokens), rows(table), rows(y),

@@ -340,6 +340,48 @@ def cross_entropy_cases(case, few):
             case.close(name + " in place", logits, l64.grad)
 
 
+def linear_cross_entropy_cases(case, few):
+    """The gradients without logits: of any chunks the same bits, each alone, and added to what is there."""
+    lib, operation = case.lib, "mr_linear_cross_entropy_backward"
+    sizes = [(1, 1, 1, 0), (7, 13, 131, 3), (37, 64, 300, 0), (270, 40, 530, 8)]
+    for number, (n, inner, vocab, gap) in enumerate(sizes if few else sizes + [(1100, 256, 4500, 0), (515, 200, 2047, 8)]):
+        for turn, (t_in, t_weight, t_out) in enumerate([(BF16, BF16, F32), (F32, F32, F32), (F16, F16, F16),
+                                                        (F32, BF16, BF16), (BF16, BF16, BF16)]):
+            if few and turn != number:
+                continue
+            name = f"linear cross-entropy {n} x {inner} x {vocab} {t_in} {t_weight} {t_out}"
+            hidden = case.floats(n, inner, dtype=t_in, gap=gap)
+            weight = case.floats(vocab, inner, dtype=t_weight, gap=gap, scale=0.3)
+            targets, dloss = case.integers(vocab, n), case.floats(n)
+            if n > 2:
+                targets[1] = -100
+            wanted = targets.long().cpu()
+            (h64, w64), loss = grad(lambda h, w: F.cross_entropy(h @ w.t(), wanted, reduction="none", ignore_index=-100),
+                                    hidden, weight)
+            loss.backward(dloss.double().cpu())
+            lse = torch.logsumexp(h64.detach() @ w64.detach().t(), -1).float().to(case.device)
+            dhidden, dweight = case.out(n, inner, dtype=t_out, gap=gap), case.out(vocab, inner, dtype=t_out, gap=gap)
+
+            def call(to_hidden, to_weight, accumulate=False, chunks=(0, 0)):
+                args = lib.linear_cross_entropy_backward_args(hidden, weight, targets, lse, dloss, to_hidden, to_weight,
+                                                              accumulate, chunks)
+                lib.call_with_workspace(operation, args, case.workspace(operation, args))
+            case.run(name, lambda: call(dhidden, dweight))
+            # Of float32 the GPU multiplies 22 bits: exp of logits makes 5e-5 of it.
+            bound = (1e-4 if t_in == F32 else 3e-5) if t_out == F32 else None
+            case.close(name + " dhidden", dhidden, h64.grad, bound)
+            case.close(name + " dweight", dweight, w64.grad, bound)
+            again = torch.full_like(dhidden, 7), torch.full_like(dweight, 7)
+            for chunks in ((256, 256), (1, 1000), (2000, 512)):
+                call(*again, chunks=chunks)
+                if not (torch.equal(again[0], dhidden) and torch.equal(again[1], dweight)):
+                    case.fail(name, f"other bits in chunks of {chunks}")
+            call(None, again[1], accumulate=True)
+            case.close(name + " twice", again[1], 2 * w64.grad, bound and 2 * bound)
+            call(again[0], None)
+            case.close(name + " dhidden alone", again[0], h64.grad, bound)
+
+
 def embedding_cases(case, few):
     lib = case.lib
     for number, (n, cols, gap, vocab) in enumerate(
@@ -405,8 +447,8 @@ def dropout_cases(case, few):
 
 
 GROUPS = {"norm": norm_cases, "quantize": quantize_cases, "rotary": rotary_cases, "activation": activation_cases,
-          "softmax": softmax_cases, "cross_entropy": cross_entropy_cases, "embedding": embedding_cases,
-          "dropout": dropout_cases}
+          "softmax": softmax_cases, "cross_entropy": cross_entropy_cases,
+          "linear_cross_entropy": linear_cross_entropy_cases, "embedding": embedding_cases, "dropout": dropout_cases}
 
 
 def main():

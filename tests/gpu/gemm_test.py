@@ -8,7 +8,7 @@ import ctypes
 import sys
 
 SKIPPED = 77
-F32, F16, BF16, F8, I8 = 0, 1, 2, 3, 100
+F32, F16, BF16, F8, I8, E5M2 = 0, 1, 2, 3, 100, 101
 SWIGLU, CLAMPED_SWIGLU = 4, 5
 GATE = 1.702, 2.0  # alpha and limit
 P, I, L, F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
@@ -37,14 +37,14 @@ class Gemm:
         self.device = P()
         self.check(self.c.mr_device_open(b"cuda", None, ctypes.byref(self.device)))
         self.types = {torch.float32: F32, torch.float16: F16, torch.bfloat16: BF16, torch.float8_e4m3fn: F8,
-                      torch.int8: I8}
+                      torch.int8: I8, torch.float8_e5m2: E5M2}
 
     def check(self, status):
         if status != 0:
             raise RuntimeError(f"status {status}: {self.c.mr_last_error().decode()}")
 
     def __call__(self, a, b, c, transpose_a, transpose_b, bias=None, activation=0, residual=None, scales=None, alpha=1.0,
-                 c_scales=None):
+                 c_scales=None, grids=None):
         args = Args(type=self.types[a.dtype], m=c.shape[0], n=b.shape[0 if transpose_b else 1],
                     k=a.shape[0 if transpose_a else 1],
                     a=a.data_ptr(), lda=a.stride(0), transpose_a=transpose_a, b=b.data_ptr(), ldb=b.stride(0),
@@ -56,6 +56,10 @@ class Gemm:
             args.residual, args.residual_stride = residual.data_ptr(), residual.stride(0)
         if scales is not None:
             args.a_scales, args.b_scales = scales[0].data_ptr(), scales[1].data_ptr()
+        if b.dtype != a.dtype:
+            args.b_type = self.types[b.dtype]
+        if grids is not None:
+            args.a_scale_rows, args.a_scale_cols, args.b_scale_rows, args.b_scale_cols = grids
         if activation == CLAMPED_SWIGLU:
             args.gate_alpha, args.gate_limit = GATE
         if c_scales is not None:
@@ -195,6 +199,61 @@ class Test:
             # Hopper's e4m3 products keep some 14 bits of a sum of 128.
             self.compare(f"fp8 {m} x {n} x {k}", a, b, 0, 1, torch.float32, 8e-4, lambda x: exact, scales=(rows, patches))
 
+    def mixed(self):
+        """Two types of floats in every layout, with an epilogue too."""
+        torch = self.torch
+        types = torch.float32, torch.bfloat16, torch.float16
+        pairs = [(x, y) for x in types for y in types[1:] if x != y]
+        for m, n, k in ((128, 256, 64), (200, 136, 520), (7, 13, 31), (130, 67, 1000), (1, 1048, 64), (3, 5, 0)):
+            for x, y in pairs:
+                for transpose_a, transpose_b in ((0, 1), (0, 0), (1, 0), (1, 1)):
+                    gap = 16 if m % 8 == 0 and n % 8 == 0 else 3
+                    a = random_matrix(torch, *((k, m) if transpose_a else (m, k)), x, gap)
+                    b = random_matrix(torch, *((n, k) if transpose_b else (k, n)), y, gap)
+                    name = f"{x} by {y} {'NT'[transpose_a]}{'NT'[transpose_b]} {m} x {n} x {k}"
+                    self.compare(name, a, b, transpose_a, transpose_b, torch.float32, 1e-5)
+                    self.compare(name, a, b, transpose_a, transpose_b, torch.bfloat16, 6e-3)
+                    bias = torch.randn(n, device="cuda")
+                    self.compare(name + ", GELU", a, b, transpose_a, transpose_b, torch.float32, 1e-5,
+                                 lambda e: torch.nn.functional.gelu(0.125 * e + bias.double()), alpha=0.125, bias=bias,
+                                 activation=1)
+
+    def grids(self):
+        """Eight-bit floats with a scale for 1 or 128 rows and columns as they lie: what a linear layer's gradients take."""
+        torch = self.torch
+        e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+        def spread(codes, scales, rows, cols):
+            wide = scales.double().repeat_interleave(rows, 0)[:codes.shape[0]].repeat_interleave(cols, 1)
+            return codes.double() * wide[:, :codes.shape[1]]
+
+        def quantized(rows, cols, dtype, grid):
+            shape = [(size + part - 1) // part for size, part in zip((rows, cols), grid)]
+            return random_matrix(torch, rows, cols, dtype), torch.rand(shape, device="cuda") + 0.1
+        layers = ((0, 1, (1, 128), (128, 128)), (0, 0, (1, 128), (128, 128)), (1, 0, (1, 128), (1, 128)),
+                  (0, 0, (128, 1), (1, 1)), (1, 1, (128, 128), (128, 1)))
+        for m, n, k in ((256, 384, 512), (130, 264, 200), (5, 7, 300), (129, 33, 131)):
+            for transpose_a, transpose_b, grid_a, grid_b in layers:
+                for x, y in ((e4m3, e4m3), (e5m2, e4m3), (e4m3, e5m2), (e5m2, e5m2)):
+                    a, a_scales = quantized(*((k, m) if transpose_a else (m, k)), x, grid_a)
+                    b, b_scales = quantized(*((n, k) if transpose_b else (k, n)), y, grid_b)
+                    left, right = spread(a, a_scales, *grid_a), spread(b, b_scales, *grid_b)
+                    exact = (left.t() if transpose_a else left) @ (right.t() if transpose_b else right)
+                    dense = x == y == e4m3 and (transpose_a, transpose_b) == (0, 1)  # tensor cores' e4m3: 14 bits
+                    name = f"{x} {grid_a} by {y} {grid_b} {'NT'[transpose_a]}{'NT'[transpose_b]} {m} x {n} x {k}"
+                    self.compare(name, a, b, transpose_a, transpose_b, torch.float32, 8e-4 if dense else 1e-5,
+                                 lambda e: exact, scales=(a_scales, b_scales), grids=(*grid_a, *grid_b))
+        # The usual grid, along k whatever the layout.
+        for transpose_a, transpose_b in ((0, 1), (1, 0)):
+            m, n, k = 130, 200, 300
+            a = random_matrix(torch, *((k, m) if transpose_a else (m, k)), e5m2)
+            b = random_matrix(torch, *((n, k) if transpose_b else (k, n)), e4m3)
+            a_scales, b_scales = torch.rand(m, 3, device="cuda") + 0.1, torch.rand(2, 3, device="cuda") + 0.1
+            left = spread(a.t() if transpose_a else a, a_scales, 1, 128)
+            right = spread(b if transpose_b else b.t(), b_scales, 128, 128)
+            self.compare(f"e5m2 by e4m3 {transpose_a}{transpose_b}, usual grid", a, b, transpose_a, transpose_b,
+                         torch.float32, 1e-5, lambda e: left @ right.t(), scales=(a_scales, b_scales))
+
     def bits(self):
         torch = self.torch
         a, b = (random_matrix(torch, rows, 1024, torch.bfloat16) for rows in (1000, 2048))
@@ -207,6 +266,14 @@ class Test:
         alone = torch.empty(10, 2048, device="cuda")
         self.gemm(a[:10], b, alone, 0, 1)
         self.expect("bits", torch.equal(alone, outputs[0][:10]), "ten rows alone differ from the same among 1,000")
+        a = a.float()
+        self.gemm(a, b, outputs[0], 0, 1)
+        for run in range(100):
+            self.gemm(a, b, outputs[1], 0, 1)
+            if not torch.equal(*outputs):
+                return self.expect("bits", False, f"run {run} of two types differs")
+        self.gemm(a[:10], b, alone, 0, 1)
+        self.expect("bits", torch.equal(alone, outputs[0][:10]), "two types: ten rows alone differ from among 1,000")
 
 
 def main():
@@ -218,7 +285,7 @@ def main():
         skip("no GPU")
     torch.manual_seed(1)
     test = Test(torch, Gemm(sys.argv[1], torch))
-    for part in (test.layouts, test.epilogues, test.gates, test.scales, test.bits):
+    for part in (test.layouts, test.epilogues, test.gates, test.scales, test.mixed, test.grids, test.bits):
         part()
     print(f"[  figure  ] cuda products: {test.cases} comparisons, {test.failed} failed")
     sys.exit(1 if test.failed else 0)

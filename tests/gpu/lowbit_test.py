@@ -214,7 +214,7 @@ class Test:
                         self.run_grouped(op, offsets, a, b, c, n, k)
                         self.compare(f"experts {counts}, op {op}, {n} x {k}, {dtype} to {out}", c, torch.cat(exact[op]),
                                      self.allowed[out])
-            for n, k in ((256, 512), (384, 272)):
+            for n, k in ((256, 512), (384, 272), (70, 133)):
                 blocks, down = (k + 127) // 128, (n + 127) // 128
                 x, w = self.random(m, k, dtype=torch.float8_e4m3fn), self.random(experts, n, k, dtype=torch.float8_e4m3fn)
                 a, b = torch.rand(m, blocks, device=self.device) + .1, torch.rand(experts, down, blocks, device=self.device) + .1
@@ -225,6 +225,17 @@ class Test:
                 # Hopper's e4m3 products keep some 14 bits of a sum.
                 self.compare(f"experts {counts}, {n} x {k}, e4m3", c,
                              torch.cat([rows[p] @ e.t() for p, e in zip(parts, values)]), 1e-3)
+                # Its gradients, of what was quantized once.
+                dy, d = self.random(m, n, dtype=torch.float8_e4m3fn), torch.rand(m, down, device=self.device) + .1
+                dys = dy.double() * d.double().repeat_interleave(128, 1)[:, :n]
+                c = torch.full((m, k), float("nan"), device=self.device)
+                self.run_grouped(DGRAD, offsets, dy, w, c, n, k, (d, b))
+                self.compare(f"experts {counts}, {n} x {k}, e4m3, rows' gradient", c,
+                             torch.cat([dys[p] @ e for p, e in zip(parts, values)]), 1e-5)
+                c = torch.full((experts, n, k), float("nan"), device=self.device)
+                self.run_grouped(WGRAD, offsets, dy, x, c, n, k, (d, a))
+                self.compare(f"experts {counts}, {n} x {k}, e4m3, weights' gradient", c,
+                             torch.stack([dys[p].t() @ rows[p] for p in parts]), 1e-5)
 
     def run_grouped(self, op, offsets, a, b, c, n, k, scales=(None, None)):
         self.library.call("mr_grouped_gemm", Grouped(

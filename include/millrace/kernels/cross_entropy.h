@@ -66,7 +66,8 @@ MR_API mr_status mr_linear_cross_entropy(mr_device* device, const mr_linear_cros
  * whose target is ignore_index:
  *     dhidden = dlogits W        dweight = dlogits^T hidden
  * dlogits and sums are float32, whatever the arrays are, and a result is rounded once. Its bits do not depend
- * on the chunks. On a CPU; a GPU has no kernel for it. */
+ * on the chunks. (A GPU multiplies dlogits, and weights and hidden states of float32, to 22 bits of mantissa.
+ * There a target outside [0, vocab) that is not ignore_index is none of the classes; a CPU refuses it.) */
 typedef struct mr_linear_cross_entropy_backward_args {
   int64_t rows, vocab, in;
   mr_rows hidden;         /* [rows, in] */

@@ -8,8 +8,10 @@
  * float32; the result does not depend on the run, and a row's not on other rows.
  *
  * sm_120a multiplies them by mma.sync with block scales where k is a multiple of 64 and codes are aligned to
- * 16 bytes (compiled, and its operands' layout tested against an emulation on the host; nobody has run it).
- * Every other GPU takes a kernel without tensor cores. */
+ * 16 bytes; sm_100a by tcgen05.mma where k is a multiple of 32 and codes are aligned to 16 bytes, with a
+ * workspace for the scales in tiles. Both are compiled, and their operands' layouts and descriptors tested
+ * against an emulation on the host; nobody has run them. Every other GPU takes a kernel without tensor cores.
+ */
 #ifndef MILLRACE_KERNELS_FP4_GEMM_H
 #define MILLRACE_KERNELS_FP4_GEMM_H
 

@@ -13,7 +13,7 @@
  * Sums are float32 (int32 for MR_I8). The result does not depend on the run, and a row's not on other rows.
  *
  * Eight-bit floats in training: x with a scale for 1 x 128, W with one for 128 x 128 and dy with one for
- * 1 x 128 (E5M2 or E4M3) are quantized once, as they lie, and all three products take them on a CPU:
+ * 1 x 128 (E5M2 or E4M3) are quantized once, as they lie, and all three products take them:
  *     y   a = x,  a_scale_rows 1, a_scale_cols 128;  b = W, 128 and 128  (NT; the grids that 0 stands for)
  *     dx  a = dy, 1 and 128;                         b = W, 128 and 128  (NN)
  *     dW  a = dy, 1 and 128;                         b = x, 1 and 128    (TN)
@@ -38,7 +38,7 @@ typedef enum mr_gemm_activation {
 } mr_gemm_activation;
 
 typedef struct mr_gemm_args {
-  /* Of a and b: MR_BF16, MR_F16, MR_F8_E4M3, MR_I8, MR_F32 (on a GPU by FMA, slow); MR_F8_E5M2 on a CPU. */
+  /* Of a and b: MR_BF16, MR_F16, MR_F8_E4M3, MR_F8_E5M2, MR_I8, MR_F32 (on a GPU by FMA, slow). */
   mr_dtype type;
   int64_t m, n, k;
   const void* a; /* [m, k] or, transposed, [k, m]; rows lda elements apart (0: packed) */
@@ -71,12 +71,13 @@ typedef struct mr_gemm_args {
   float* c_scales;
   int64_t c_scale_stride;
 
-  /* Of b where it is not that of a; MR_F32 (0): `type`. On a CPU MR_BF16 or MR_F16 beside a float of another
-   * type, and MR_F8_E4M3 and MR_F8_E5M2 beside one another. On a GPU 0. */
+  /* Of b where it is not that of a; MR_F32 (0): `type`. MR_BF16 or MR_F16 beside a float of another type, and
+   * MR_F8_E4M3 and MR_F8_E5M2 beside one another. (Two types, MR_F8_E5M2 and other grids than those of 0 and
+   * 0 a GPU multiplies to 22 bits of mantissa, at a fraction of the others' speed.) */
   mr_dtype b_type;
   /* MR_F8_*: so many rows and columns of a and of b, as they lie (before transposing), share a scale; each 1
    * or 128. The scales of a matrix of R x C are [ceil(R / scale_rows)][ceil(C / scale_cols)], rows
-   * scale_stride apart (0: packed). 0 and 0: the grid described at a_scales. On a GPU those grids alone. */
+   * scale_stride apart (0: packed). 0 and 0: the grid described at a_scales. */
   int32_t a_scale_rows, a_scale_cols;
   int32_t b_scale_rows, b_scale_cols;
 } mr_gemm_args;

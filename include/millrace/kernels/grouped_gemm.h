@@ -25,8 +25,8 @@ typedef enum mr_grouped_op {
 
 typedef struct mr_grouped_gemm_args {
   mr_grouped_op op;
-  /* Of a and b: MR_BF16, MR_F16, MR_F8_E4M3. On a GPU MR_F8_E4M3 of MR_GROUPED_FORWARD alone (its gradient
-   * of the rows is that of the weights' transpose, quantized [experts, k, n]). */
+  /* Of a and b: MR_BF16, MR_F16, MR_F8_E4M3. (Its gradients are slow on a GPU; that of the rows is as fast as
+   * the forward by MR_GROUPED_FORWARD of the weights' transpose, quantized [experts, k, n].) */
   mr_dtype type;
   int64_t experts, m, n, k;
   /* [experts + 1] in memory of the device: rows offsets[e] to offsets[e + 1] - 1 are expert e's; from 0 to m,

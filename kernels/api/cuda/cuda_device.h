@@ -78,7 +78,7 @@ class CudaDevice final : public mr_device {
   void lowbit_repack(const mr_lowbit_matrix& matrix, void* to, mr_stream stream) override;
   size_t lowbit_gemm_workspace_bytes(const mr_lowbit_gemm_args& args) const override;
   void lowbit_gemm(const mr_lowbit_gemm_args& args, void* workspace, mr_stream stream) override;
-  size_t fp4_gemm_workspace_bytes(const mr_fp4_gemm_args&) const override { return 0; }
+  size_t fp4_gemm_workspace_bytes(const mr_fp4_gemm_args& args) const override;
   void fp4_gemm(const mr_fp4_gemm_args& args, void* workspace, mr_stream stream) override;
   size_t grouped_gemm_workspace_bytes(const mr_grouped_gemm_args&) const override { return 0; }
   void grouped_gemm(const mr_grouped_gemm_args& args, void* workspace, mr_stream stream) override;

@@ -55,4 +55,13 @@ void CudaFused::dropout(const mr_dropout_args& args, mr_stream stream) {
   cuda::launch_dropout(args, at(stream));
 }
 
+size_t CudaFused::linear_cross_entropy_backward_workspace_bytes(
+    const mr_linear_cross_entropy_backward_args& args) const {
+  return cuda::linear_cross_entropy_backward_bytes(args);
+}
+void CudaFused::linear_cross_entropy_backward(const mr_linear_cross_entropy_backward_args& args,
+                                              void* workspace, mr_stream stream) {
+  cuda::launch_linear_cross_entropy_backward(args, workspace, at(stream));
+}
+
 }  // namespace millrace::api::gpu

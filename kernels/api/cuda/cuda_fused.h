@@ -24,6 +24,10 @@ class CudaFused final : public FusedOps {
   size_t embedding_backward_workspace_bytes(const mr_embedding_backward_args& args) const override;
   void embedding_backward(const mr_embedding_backward_args& args, void* workspace, mr_stream stream) override;
   void dropout(const mr_dropout_args& args, mr_stream stream) override;
+  size_t linear_cross_entropy_backward_workspace_bytes(
+      const mr_linear_cross_entropy_backward_args& args) const override;
+  void linear_cross_entropy_backward(const mr_linear_cross_entropy_backward_args& args, void* workspace,
+                                     mr_stream stream) override;
 
  private:
   // Where kernels go; the GPU is current on this thread from here on.

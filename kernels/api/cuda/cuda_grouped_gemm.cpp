@@ -3,6 +3,7 @@
 #include "kernels/cuda/gemm/fp4.h"
 #include "kernels/cuda/gemm/grouped.h"
 #include "kernels/cuda/gemm/lowbit.h"
+#include "kernels/cuda/gemm/split.h"
 
 namespace millrace::api::gpu {
 namespace {
@@ -31,6 +32,49 @@ cuda::LowbitGemm lowbit_of(const mr_lowbit_gemm_args& args, void* workspace) {
   return op;
 }
 
+// dy, and W or x, as they were quantized for the forward: scales of 1 x 128, of W 128 x 128.
+cuda::SplitGemm fp8_gradient_of(const mr_grouped_gemm_args& args) {
+  const bool wgrad = args.op == MR_GROUPED_WGRAD;
+  const int64_t blocks_n = (args.n + 127) / 128, blocks_k = (args.k + 127) / 128;
+  cuda::SplitGemm op;
+  op.a.type = op.b.type = cuda::SplitType::kE4m3;
+  op.a.data = args.a, op.a.ld = args.lda, op.a.scales = args.a_scales;
+  op.b.data = args.b, op.b.ld = args.ldb, op.b.scales = args.b_scales;
+  op.b.k_major = false;
+  op.b.outer_group = 128, op.b.outer_stride = 1;  // columns k of W and x
+  op.b.k_stride = blocks_k;
+  if (wgrad) {  // dW[n, k] = sum over rows of dy x
+    op.a.k_major = false;
+    op.a.outer_group = 128, op.a.outer_stride = 1;
+    op.a.k_group = op.b.k_group = 1, op.a.k_stride = blocks_n;
+    op.groups = cuda::SplitGroups::kDepth;
+    op.m = args.n, op.n = args.k, op.k = args.m;
+  } else {  // dx[r, k] = sum over n of dy W
+    op.a.outer_stride = blocks_n;
+    op.groups = cuda::SplitGroups::kRows;
+    op.b_expert = args.n * args.ldb, op.b_scales_of_expert = blocks_n * blocks_k;
+    op.m = args.m, op.n = args.k, op.k = args.n;
+  }
+  op.experts = static_cast<int32_t>(args.experts);
+  op.offsets = args.offsets;
+  op.c = args.c, op.ldc = args.ldc;
+  op.out = grouped_out(args.out_type);
+  op.alpha = args.alpha;
+  return op;
+}
+
+cuda::Fp4Gemm fp4_of(const mr_fp4_gemm_args& args) {
+  cuda::Fp4Gemm op;
+  op.nvfp4 = args.format == MR_LOWBIT_NVFP4;
+  op.m = args.m, op.n = args.n, op.k = args.k;
+  op.a = static_cast<const uint8_t*>(args.a), op.a_scales = static_cast<const uint8_t*>(args.a_scales);
+  op.b = static_cast<const uint8_t*>(args.b), op.b_scales = static_cast<const uint8_t*>(args.b_scales);
+  op.alpha = args.alpha;
+  op.out = grouped_out(args.out_type);
+  op.c = args.c, op.ldc = args.ldc;
+  return op;
+}
+
 }  // namespace
 
 void CudaDevice::lowbit_repack(const mr_lowbit_matrix& matrix, void* to, mr_stream stream) {
@@ -45,10 +89,7 @@ void CudaDevice::lowbit_gemm(const mr_lowbit_gemm_args& args, void* workspace, m
 
 void CudaDevice::grouped_gemm(const mr_grouped_gemm_args& args, void*, mr_stream stream) {
   if (args.type == MR_F8_E4M3 && args.op != MR_GROUPED_FORWARD)
-    throw_error(ErrorCode::kUnsupported,
-                "args.op is a gradient of f8_e4m3, which a GPU has no kernel for: expected "
-                "MR_GROUPED_FORWARD, with the weights' transpose for the rows' gradient; the weights' "
-                "gradient takes bf16");
+    return cuda::launch_split(fp8_gradient_of(args), at(stream));
   cuda::GroupedDense op;
   op.op = static_cast<cuda::GroupedOp>(args.op);
   op.type = args.type == MR_BF16  ? cuda::DenseType::kBf16
@@ -67,16 +108,11 @@ void CudaDevice::grouped_gemm(const mr_grouped_gemm_args& args, void*, mr_stream
   cuda::launch_grouped_dense(op, at(stream));
 }
 
-void CudaDevice::fp4_gemm(const mr_fp4_gemm_args& args, void*, mr_stream stream) {
-  cuda::Fp4Gemm op;
-  op.nvfp4 = args.format == MR_LOWBIT_NVFP4;
-  op.m = args.m, op.n = args.n, op.k = args.k;
-  op.a = static_cast<const uint8_t*>(args.a), op.a_scales = static_cast<const uint8_t*>(args.a_scales);
-  op.b = static_cast<const uint8_t*>(args.b), op.b_scales = static_cast<const uint8_t*>(args.b_scales);
-  op.alpha = args.alpha;
-  op.out = grouped_out(args.out_type);
-  op.c = args.c, op.ldc = args.ldc;
-  cuda::launch_fp4(op, at(stream));
+size_t CudaDevice::fp4_gemm_workspace_bytes(const mr_fp4_gemm_args& args) const {
+  return cuda::fp4_workspace_bytes(fp4_of(args), device_);
+}
+void CudaDevice::fp4_gemm(const mr_fp4_gemm_args& args, void* workspace, mr_stream stream) {
+  cuda::launch_fp4(fp4_of(args), workspace, at(stream));
 }
 
 }  // namespace millrace::api::gpu

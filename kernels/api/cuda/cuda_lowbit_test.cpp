@@ -2,6 +2,7 @@
 // same calls on a CPU, whose sums kernels/api/mr_lowbit_test.cpp compares with double. Needs a GPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -152,7 +153,12 @@ TEST(CudaLowbit, EveryFormatAsOnTheCpu) {
 std::vector<float> run_grouped(LowbitDevice& on, mr_grouped_op op, mr_dtype type, int64_t n, int64_t k) {
   std::mt19937 random(19);
   const std::vector<int32_t> offsets{0, 130, 130, 131, 331};
-  const int64_t experts = 4, rows = offsets.back(), blocks = (k + 127) / 128;
+  const int64_t experts = 4, rows = offsets.back(), blocks = (std::max(n, k) + 127) / 128;
+  const auto scales = [](int64_t count) {
+    std::vector<float> values(static_cast<size_t>(count));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = 0.25f + 0.125f * static_cast<float>(i % 5);
+    return values;
+  };
   const bool forward = op == MR_GROUPED_FORWARD, wgrad = op == MR_GROUPED_WGRAD, fp8 = type == MR_F8_E4M3;
   const int64_t a = rows * (forward ? k : n), b = (wgrad ? rows : experts * n) * k;
   const int64_t c = wgrad ? experts * n * k : rows * (forward ? n : k);
@@ -162,9 +168,8 @@ std::vector<float> run_grouped(LowbitDevice& on, mr_grouped_op op, mr_dtype type
   if (fp8) {
     args.a = on.put(random_bytes(random, a, 0x20, 0x20)),
     args.b = on.put(random_bytes(random, b, 0xa0, 0x20));
-    args.a_scales = on.put(std::vector<float>(static_cast<size_t>(rows * blocks), 0.5f));
-    args.b_scales =
-        on.put(std::vector<float>(static_cast<size_t>(experts * ((n + 127) / 128) * blocks), 0.25f));
+    args.a_scales = on.put(scales(rows * blocks));
+    args.b_scales = on.put(scales((wgrad ? rows : experts * ((n + 127) / 128)) * blocks));
   } else {
     args.a = on.put(random_halves(random, a, true)), args.b = on.put(random_halves(random, b, true));
   }
@@ -187,6 +192,9 @@ TEST(CudaLowbit, ExpertsAsOnTheCpu) {
     // Hopper's e4m3 products keep some 14 bits of a sum.
     expect_near_all(run_grouped(gpu, MR_GROUPED_FORWARD, MR_F8_E4M3, 144, k),
                     run_grouped(cpu, MR_GROUPED_FORWARD, MR_F8_E4M3, 144, k), 1e-3);
+    for (const mr_grouped_op op : {MR_GROUPED_DGRAD, MR_GROUPED_WGRAD})
+      expect_near_all(run_grouped(gpu, op, MR_F8_E4M3, 144, k), run_grouped(cpu, op, MR_F8_E4M3, 144, k),
+                      1e-5);
   }
 }
 

@@ -1,7 +1,7 @@
 // The fused operations of the C API as launches (docs/kernels/fused.md). Arguments are those of
 // include/millrace/kernels, checked: strides are filled in and there is at least one row, unless a line says
-// otherwise. All of them are bound by memory; the number of blocks that sums over rows are cut into follows
-// from the shape alone, so that their bits do not depend on the GPU's size.
+// otherwise. All of them but the last are bound by memory; the number of blocks that sums over rows are cut
+// into follows from the shape alone, so that their bits do not depend on the GPU's size.
 #pragma once
 
 #include <cstddef>
@@ -31,5 +31,10 @@ void launch_dropout(const mr_dropout_args& args, const Launch& at);
 // Of no rows too.
 size_t embedding_backward_workspace_bytes(int64_t rows, int64_t vocab);
 void launch_embedding_backward(const mr_embedding_backward_args& args, void* workspace, const Launch& at);
+
+// Of no rows too; chunks are filled in.
+size_t linear_cross_entropy_backward_bytes(const mr_linear_cross_entropy_backward_args& args);
+void launch_linear_cross_entropy_backward(const mr_linear_cross_entropy_backward_args& args, void* workspace,
+                                          const Launch& at);
 
 }  // namespace millrace::cuda

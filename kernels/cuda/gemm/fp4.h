@@ -20,6 +20,18 @@ struct Fp4Gemm {
 
 // Whether GPU and code have block-scaled products of sm_120a, and the operands fit.
 bool supports_fp4_mma(const Fp4Gemm& op, const Device& device);
-void launch_fp4(const Fp4Gemm& op, const Launch& at);
+// The same of sm_100a's, by tensor memory (fp4_tcgen05.cu).
+bool supports_fp4_tcgen05(const Fp4Gemm& op, const Device& device);
+// tiled: fp4_tcgen05_workspace_bytes, 16-byte aligned, for the scales of both operands in tiles.
+void launch_fp4_tcgen05(const Fp4Gemm& op, void* tiled, const Launch& at);
+size_t fp4_tcgen05_workspace_bytes(const Fp4Gemm& op);
+// scales [rows][blocks] to tiles (quant/fp4_tiles.h), `tiles` of them along K; zeros where there are none. On
+// any GPU. to: the tiles of padded_rows, a multiple of 128.
+void launch_tile_fp4_scales(const uint8_t* scales, int64_t rows, int64_t blocks, uint8_t* to,
+                            int64_t padded_rows, int64_t tiles, const Launch& at);
+
+// 0 but for sm_100a.
+size_t fp4_workspace_bytes(const Fp4Gemm& op, const Device& device);
+void launch_fp4(const Fp4Gemm& op, void* workspace, const Launch& at);
 
 }  // namespace millrace::cuda

@@ -1,5 +1,5 @@
-// GEMM of e2m1 operands with block scales: on sm_120a by mma.sync with block scales, elsewhere without tensor
-// cores.
+// GEMM of e2m1 operands with block scales: on sm_120a by mma.sync with block scales, elsewhere (but for
+// sm_100a, fp4_tcgen05.cu) without tensor cores.
 //
 // A CTA has 128 x 128 outputs, eight warps 32 x 64 each. A stage is 256 columns of both operands, rows of 128
 // bytes, 144 apart so that a fragment's eight rows lie in different banks; two stages, by asynchronous
@@ -190,8 +190,13 @@ bool supports_fp4_mma(const Fp4Gemm& op, const Device& device) {
   return attributes.binaryVersion == 120 && attributes.numRegs > 64;
 }
 
-void launch_fp4(const Fp4Gemm& op, const Launch& at) {
+size_t fp4_workspace_bytes(const Fp4Gemm& op, const Device& device) {
+  return supports_fp4_tcgen05(op, device) ? fp4_tcgen05_workspace_bytes(op) : 0;
+}
+
+void launch_fp4(const Fp4Gemm& op, void* workspace, const Launch& at) {
   if (op.m == 0 || op.n == 0) return;
+  if (supports_fp4_tcgen05(op, at.device)) return launch_fp4_tcgen05(op, workspace, at);
   if (supports_fp4_mma(op, at.device)) return op.nvfp4 ? launch_mma<true>(op, at) : launch_mma<false>(op, at);
   launch_dependent("gemm_fp4_generic_kernel", gemm_fp4_generic_kernel,
                    dim3(static_cast<unsigned>(8 * at.device.sm_count())), kThreads, 0, at, op);
