@@ -48,6 +48,7 @@ class CudaBackend final : public Backend {
     OpFeatures missing;
     missing.add(OpFeature::kSparse);
     missing.add(OpFeature::kIndexer);
+    missing.add(OpFeature::kExpertAdapters);
     return missing;
   }
   std::optional<double> measure_read_bandwidth() override {
