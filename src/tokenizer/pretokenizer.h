@@ -54,6 +54,8 @@ struct GgufPretokenizer {
 };
 // Nothing when the name is unknown.
 std::optional<GgufPretokenizer> find_gguf_pretokenizer(std::string_view pre);
+// The name of one that cuts by these, with NFC before it if one is; empty when there is none.
+std::string_view name_gguf_pretokenizer(const std::vector<Scanner>& scanners, bool nfc);
 // All names, for messages.
 std::string gguf_pretokenizer_names();
 

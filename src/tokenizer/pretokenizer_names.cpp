@@ -84,8 +84,8 @@ std::span<const NamedPretokenizer> named_pretokenizers() {
   static const NamedPretokenizer kNamed[] = {
       {"gpt-2", {{scan_gpt2}}},
       {"phi-2", {{scan_gpt2}}},
-      {"modern-bert", {{scan_gpt2}, false, false, true}},
       {"olmo", {{scan_gpt2}, false, false, true}},
+      {"modern-bert", {{scan_gpt2}, false, false, true}},
       {"roberta-bpe", {{scan_gpt2}}},
       {"granite-docling", {{scan_gpt2}}},
       {"llama-bpe", {{scan_llama3}, true, true}},
@@ -133,6 +133,16 @@ std::optional<GgufPretokenizer> find_gguf_pretokenizer(std::string_view pre) {
   for (const NamedPretokenizer& named : named_pretokenizers())
     if (named.name == pre) return named.what;
   return std::nullopt;
+}
+
+std::string_view name_gguf_pretokenizer(const std::vector<Scanner>& scanners, bool nfc) {
+  std::string_view found;
+  for (const NamedPretokenizer& named : named_pretokenizers()) {
+    if (named.what.scanners != scanners) continue;
+    if (named.what.nfc == nfc) return named.name;
+    if (found.empty()) found = named.name;
+  }
+  return found;
 }
 
 std::string gguf_pretokenizer_names() {
