@@ -26,7 +26,7 @@ CALLS = {"kLatent": ("public LatentDecoder",), "kBidirectional": ("attend_both_w
          "kTokenShift": ("time_mix(",), "kPairs": (), "kImages": (), "kSparse": (), "kIndexer": ("index_top",),
          "kHeadSizes": ("layer_heads",), "kSharedKeys": ("kv_source",), "kValueNorm": ("v_norm",),
          "kLayerInputs": ("end_layer",), "kExpertNorms": ("experts_norm_after",)}
-NOT_RUN_ON_CUDA = ("qwen3vlmoe",)  # architectures whose golden models have not run on a GPU
+NOT_RUN_ON_CUDA = ()  # architectures whose golden models have not run on a GPU
 WORDS = {"kLatent": "latent attention", "kBidirectional": "bidirectional attention", "kGatedAttention": "gated attention",
          "kState": "layers with a state", "kReluSquared": "squared ReLU", "kScaledShared": "a scaled shared expert",
          "kScaledInputs": "scaled inputs of a state", "kStateBeside": "attention beside a state",
