@@ -21,8 +21,9 @@ LIST = Path("src/model/architecture_list.h")
 OTHER_MEANINGS = {
     "src/model/gated_delta.cpp": {"qwen2"},  # a tokenizer
     "src/model/qwen35.cpp": {"qwen3.5-27b", "qwen3.5-35b-a3b"},  # presets  # place -> words that are names of something else there
-    "src/tokenizer/": {"llama", "llama4", "qwen2", "gpt2", "bert", "modern-bert", "gemma4"},  # tokenizer.ggml.model, tokenizer.ggml.pre
-    "apps/cli/quantize/vocabulary.cpp": {"llama", "qwen2", "gpt2", "bert"},
+    "src/tokenizer/": {"llama", "llama4", "qwen2", "gpt2", "bert", "modern-bert", "gemma4", "falcon-h1", "lfm2",
+                       "qwen35"},  # tokenizer.ggml.model, tokenizer.ggml.pre
+    "apps/cli/quantize/vocabulary.cpp": {"llama", "gpt2"},
     "apps/cli/synth/metadata.cpp": {"gpt2"},
     "src/model/qwen": {"qwen2"},  # of a synthetic tokenizer
     "src/chat/": {"mistral", "gemma4"},  # ways to write tool calls

@@ -169,6 +169,39 @@ TEST(ChatFormats, NoControlTokenFromAUsersText) {
     GTEST_SKIP() << "SKIPPED: to run this test: tools/fetch_tokenizers.py, tools/fetch_templates.py";
 }
 
+// Of a template that has marks of its own within <tool_call> nothing is taken for JSON: tools are told of and
+// called in our own way, and the answer is read.
+TEST(ChatFormats, CallsThatAreNotJsonAreToldOfInOurOwnWay) {
+  const auto tokenizer = load_tokenizer("gpt2");
+  if (!tokenizer) GTEST_SKIP() << "SKIPPED: to run this test: tools/fetch_tokenizers.py gpt2";
+  const std::string begin =
+      "{% if tools %}TOOLS {% for t in tools %}{{ t.function.name }} {% endfor %}{% endif %}"
+      "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% if m.tool_calls %}{% for c in m.tool_calls %}";
+  const std::string end = "{% endfor %}{% endif %}{% endfor %}[assistant] ";
+  const std::map<std::string, std::pair<std::string, std::string>> shapes = {
+      {"JSON", {"<tool_call>\n{{ c.function | tojson }}\n</tool_call>", "hermes"}},
+      {"functions and parameters",
+       {"<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments.items() %}"
+        "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
+        "plain"}},
+      {"keys and values",
+       {"<tool_call>{{ c.function.name }}\n{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}"
+        "</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>",
+        "plain"}}};
+  for (const auto& [name, shape] : shapes) {
+    SCOPED_TRACE(name);
+    const auto codec = std::make_shared<RealCodec>(
+        tokenizer, std::make_unique<ChatTemplate>(begin + shape.first + end, name));
+    const auto format = make_template_format(codec, nullptr);
+    EXPECT_EQ(format->name(), shape.second);
+    std::string shown;
+    for (const int32_t token : format->prompt(sample("x"))) shown += codec->token_text(token);
+    EXPECT_NE(shown.find("<tool_call>\n{\"name\":"), std::string::npos) << shown;
+    EXPECT_EQ(shown.find("<arg_key>"), std::string::npos) << shown;
+    EXPECT_EQ(shown.find("<parameter="), std::string::npos) << shown;
+  }
+}
+
 TEST(ChatFormats, ThinkingOfQwen3) {
   const auto tokenizer = load_tokenizer("qwen3");
   const fs::path path = "build/models/templates/qwen3.jinja";

@@ -51,9 +51,10 @@ std::map<std::string, Seen> seen() {
 }
 
 std::unique_ptr<Engine> open(const std::string& device, int32_t step_tokens = 0,
-                             const std::string& mmproj = {}, int32_t running = 4) {
+                             const std::string& mmproj = {}, int32_t running = 4,
+                             const std::string& model = "qwen3vl") {
   EngineOptions options;
-  options.model = kQwen + "qwen3vl";
+  options.model = kQwen + model;
   options.mmproj = mmproj;
   options.device = device;
   options.threads = 2;
@@ -136,6 +137,25 @@ TEST(QwenImage, AnswersAgreeWithTransformers) {
   }
   for (const std::string& device : further_devices())
     expect_sight(*open(device), golden.at("prompts"), device);
+}
+
+// Whose directory has no tower: it takes the one of the file.
+TEST(QwenImage, WithExpertsToo) {
+  if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
+  const nlohmann::json golden = golden::read_json(kQwen + "golden.json");
+  for (const char* device : {"reference", "cpu"}) {
+    SCOPED_TRACE(device);
+    const auto engine = open(device, 0, kQwen + "mmproj.gguf", 4, "qwen3vlmoe");
+    for (const nlohmann::json& prompt : golden.at("experts")) {
+      const Answer answer = ask(*engine, prompt);
+      EXPECT_LT(worst_logprob(answer, prompt), 1e-4);
+      EXPECT_EQ(answer.tokens, prompt.at("next").get<std::vector<int32_t>>());
+      EXPECT_GT(worst_logprob(ask(*engine, prompt, /*exchanged=*/true), prompt), 0.1);
+    }
+  }
+  for (const std::string& device : further_devices()) {
+    expect_sight(*open(device, 0, kQwen + "mmproj.gguf", 4, "qwen3vlmoe"), golden.at("experts"), device);
+  }
 }
 
 // Anywhere, within images too, and beside others.

@@ -21,7 +21,7 @@ END = "<!-- The end of what tools/make_models_doc.py writes. -->\n"
 # Operations of which a device may lack one: what in an architecture's file asks for it.
 CALLS = {"kLatent": ("public LatentDecoder",), "kBidirectional": ("attend_both_ways",),
          "kGatedAttention": ("public GatedDeltaDecoder", "public Qwen35"), "kState": ("gated_delta.h", "mamba_layer.h", "norm_mix(", "time_mix("),
-         "kAdapters": (), "kReluSquared": ("kReluSquared",), "kUngatedExperts": (), "kScaledShared": ("shared.scale",),
+         "kAdapters": (), "kExpertAdapters": (), "kReluSquared": ("kReluSquared",), "kUngatedExperts": (), "kScaledShared": ("shared.scale",),
          "kScaledInputs": ("ssm_multipliers",), "kStateBeside": ("state_beside",), "kChannelDecay": ("channel_decay = true",),
          "kTokenShift": ("time_mix(",), "kPairs": (), "kImages": (), "kSparse": (), "kIndexer": ("index_top",),
          "kHeadSizes": ("layer_heads",), "kSharedKeys": ("kv_source",), "kValueNorm": ("v_norm",),

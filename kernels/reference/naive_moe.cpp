@@ -106,7 +106,7 @@ void route_sigmoid(const float* scores, int64_t experts, int64_t k, const Sigmoi
 }
 
 void experts_add(const FeedForward& op, const int32_t* chosen, const float* weights, int64_t k,
-                 const float* x, float* y, bool weigh_input) {
+                 const float* x, float* y, bool weigh_input, const BehindExpertProduct& behind) {
   const int64_t hidden = out_rows(op.down), inner = out_rows(op.gate);
   std::vector<float> gate(static_cast<size_t>(inner)), up(static_cast<size_t>(inner), 1.0f),
       down(static_cast<size_t>(hidden));
@@ -117,10 +117,14 @@ void experts_add(const FeedForward& op, const int32_t* chosen, const float* weig
     if (weigh_input) {
       for (size_t i = 0; i < weighed.size(); ++i) weighed[i] = x[i] * weights[slot];
     }
-    linear(op.gate, chosen[slot], weighed.data(), 1, gate.data());
-    if (op.up.matrix != nullptr) linear(op.up, chosen[slot], weighed.data(), 1, up.data());
+    const auto product = [&](ExpertProduct which, const LinearWeights& by, const float* in, float* out) {
+      linear(by, chosen[slot], in, 1, out);
+      if (behind) behind(which, chosen[slot], in, out);
+    };
+    product(ExpertProduct::kGate, op.gate, weighed.data(), gate.data());
+    if (op.up.matrix != nullptr) product(ExpertProduct::kUp, op.up, weighed.data(), up.data());
     for (int64_t i = 0; i < inner; ++i) gate[i] = activate(op, gate[i], up[i]);
-    linear(op.down, chosen[slot], gate.data(), 1, down.data());
+    product(ExpertProduct::kDown, op.down, gate.data(), down.data());
     for (int64_t i = 0; i < hidden; ++i) sum[i] += down[i] * (weigh_input ? 1.0 : weights[slot]);
   }
   for (int64_t i = 0; i < hidden; ++i) y[i] = static_cast<float>(y[i] + sum[i]);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "kernels/reference/naive_linear.h"
 
@@ -43,9 +44,15 @@ struct SigmoidRouting {
 void route_sigmoid(const float* scores, int64_t experts, int64_t k, const SigmoidRouting& op, int32_t* chosen,
                    float* weights);
 
+// The products of an expert; called behind each with its input x and its output y, which may be added to.
+// Without a gate, `FeedForward::gate` is up's.
+enum class ExpertProduct { kGate, kUp, kDown };
+using BehindExpertProduct =
+    std::function<void(ExpertProduct product, int32_t expert, const float* x, float* y)>;
+
 // One token: y += sum over slots of weight * expert(x); x, y: [hidden].
 // weigh_input: the weight multiplies x instead. chosen -1: the slot has no expert.
 void experts_add(const FeedForward& op, const int32_t* chosen, const float* weights, int64_t k,
-                 const float* x, float* y, bool weigh_input = false);
+                 const float* x, float* y, bool weigh_input = false, const BehindExpertProduct& behind = {});
 
 }  // namespace millrace::reference

@@ -13,8 +13,8 @@ class Weight;
 
 // y += B (A x): what an adapter adds to the product y = W x. The adapter's scale is in B already.
 struct LowRank {
-  const Weight* a = nullptr;  // [rank, in]
-  const Weight* b = nullptr;  // [out, rank]
+  const Weight* a = nullptr;  // [rank, in], of experts [experts, rank, in]
+  const Weight* b = nullptr;  // [out, rank], [experts, out, rank]
 };
 
 class AdapterTable {

@@ -101,8 +101,9 @@ struct Batch {
   // image, three times the same of a text (Rope::axes). Empty: by where it is in its sequence.
   std::span<const int32_t> rope_positions = {};
   // Low-rank updates of products, each for the rows of the sequences that name its adapter: every product of
-  // a Linear in norm_qkv, project_add, ffn_add, the shared expert and norm_logits, y = W x + b, becomes
-  // y + B (A x) before anything else is done to it. Routers and experts have none. nullptr: no adapters.
+  // a Linear in norm_qkv, project_add, ffn_add, experts_add and norm_logits, y = W x + b, becomes y + B (A x)
+  // before anything else is done to it, of experts with each one's A and B. Routers have none. nullptr: no
+  // adapters.
   const AdapterTable* adapters = nullptr;
 };
 

@@ -46,6 +46,7 @@ enum class OpFeature : int {
   kExpertNorms,     // Experts::norm, Route::score_scale, Route::expert_scales
   kSparse,          // SequenceSlice::sparse_pages
   kIndexer,         // NormLatentQkv::index_q
+  kExpertAdapters,  // Batch::adapters with updates of experts
   kCount,
 };
 

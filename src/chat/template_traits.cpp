@@ -1,6 +1,8 @@
 #include "chat/template_traits.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -52,6 +54,19 @@ Json with_tools(int num_calls) {
   return {{"messages", messages}, {"tools", {tool}}};
 }
 
+// Is the call a JSON object between <tool_call> and </tool_call>? Others have marks of their own there
+// (<function=NAME><parameter=KEY>: Qwen 3.5 and Coder, Nemotron 3; <arg_key>: GLM), which are not read.
+bool calls_are_json(const std::string& text) {
+  constexpr std::string_view kBegin = "<tool_call>", kEnd = "</tool_call>";
+  for (size_t at = text.find(kBegin); at != std::string::npos; at = text.find(kBegin, at + 1)) {
+    const size_t first = text.find_first_not_of(" \r\n\t", at + kBegin.size());
+    const size_t end = std::min(text.find(kEnd, at), text.size());
+    if (first == std::string::npos || text[first] != '{') continue;
+    if (text.substr(first, end - first).find(kFunction) != std::string::npos) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 TemplateTraits probe_template(const Codec& codec) {
@@ -76,7 +91,7 @@ TemplateTraits probe_template(const Codec& codec) {
     out.family = Family::kGemma;
     out.native_tools = true;
   } else if (has(out.rendered, "<tool_call>")) {
-    out.native_tools = true;
+    out.native_tools = calls_are_json(out.rendered);
   } else if (has(out.rendered, "[TOOL_CALLS]")) {
     out.family = Family::kMistral;
     out.native_tools = true;

@@ -71,8 +71,12 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const io::Checkpoint& checkpoint
   if (checkpoint.hf->tokenizer_json.empty()) {
     if (!checkpoint.hf->tekken_json.empty())
       return Tokenizer::from_tekken(checkpoint.hf->tekken_json, checkpoint.path() + "/tekken.json");
+    if (!checkpoint.hf->rwkv_vocab.empty()) {
+      return Tokenizer::from_rwkv(checkpoint.hf->rwkv_vocab, checkpoint.path() + "/rwkv_vocab_v20230424.txt");
+    }
     throw_error(ErrorCode::kBadInput,
-                "{}: found neither tokenizer.json nor tekken.json, expected the model's tokenizer",
+                "{}: found neither tokenizer.json nor tekken.json nor rwkv_vocab_v20230424.txt, expected the "
+                "model's tokenizer",
                 checkpoint.path());
   }
   const nlohmann::json& config = checkpoint.hf->tokenizer_config;
@@ -85,7 +89,8 @@ std::string chat_template_text(const io::Checkpoint& checkpoint) {
     std::string text(checkpoint.gguf->get_string("tokenizer.chat_template", ""));
     return text == "rwkv-world" ? std::string(kRwkvWorldTemplate) : text;
   }
-  return checkpoint.hf->chat_template;
+  const bool rwkv = checkpoint.hf->chat_template.empty() && !checkpoint.hf->rwkv_vocab.empty();
+  return rwkv ? std::string(kRwkvWorldTemplate) : checkpoint.hf->chat_template;
 }
 
 }  // namespace millrace

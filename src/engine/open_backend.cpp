@@ -53,9 +53,9 @@ ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& 
   std::unique_ptr<Backend> gpu;
   try {
     gpu = make_backend("cuda", wanted);
-    OpFeatures wants;
-    wants.add(OpFeature::kAdapters, setup.adapter_rank > 0);
-    if ((wants & gpu->lacks()).any()) throw_error(ErrorCode::kUnsupported, "adapters run there only yet");
+    if (const OpFeatures missing = setup.adapter_features & gpu->lacks(); missing.any()) {
+      throw_error(ErrorCode::kUnsupported, "{} run there only yet", missing.names());
+    }
     if (options.attention != "full" && gpu->lacks().has(OpFeature::kSparse)) {
       throw_error(ErrorCode::kUnsupported, "sparse attention runs there only yet");
     }

@@ -66,6 +66,8 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   std::vector<Adapter> adapters = r->read_adapters(config, options);
   for (const Adapter& adapter : adapters) {
     setup.adapter_rank = std::max(setup.adapter_rank, static_cast<int32_t>(adapter.max_rank()));
+    setup.adapter_features.add(OpFeature::kAdapters);
+    setup.adapter_features.add(OpFeature::kExpertAdapters, adapter.adapts_experts());
   }
   MILLRACE_CHECK(setup.adapter < std::ssize(adapters));
   r->own_adapter_ = setup.adapter;
@@ -114,7 +116,7 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   r->spec_ = runtime_spec(r->checkpoint_, config, *r->backend_, options, setup);
   r->load_tokenizer_of(config);
   r->model_ = Model::load(r->checkpoint_, *r->backend_, options.on_load, setup.weights.choice,
-                          setup.weights.inputs, !adapters.empty());
+                          setup.weights.inputs, setup.adapter_features);
   if (!adapters.empty()) r->model_->add_adapters(std::move(adapters), *r->backend_);
   r->model_->settle_context(r->spec_.max_context);
   r->stepping_ = r->model_.get();

@@ -35,7 +35,8 @@ struct RuntimeSetup {
 
   std::vector<int32_t> kv_blocks = {};  // of a shared pool, per layer group, instead of what the options say
   int32_t adapter = -1;                 // of the runtime's own steps; -1: none (Slice has its own)
-  int32_t adapter_rank = 0;             // the runtime's to fill in
+  int32_t adapter_rank = 0;             // the runtime's to fill in, as are
+  OpFeatures adapter_features = {};     // what adapters ask of a device
   WeightTypes weights = {};             // instead of what EngineOptions::quantize says
   // Stands between the model and the device's executor: to watch or to time what is called.
   std::function<std::unique_ptr<Executor>(std::unique_ptr<Executor>)> wrap_executor = {};

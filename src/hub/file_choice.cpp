@@ -14,10 +14,11 @@ namespace {
 
 constexpr const char* kSafetensors = "safetensors";
 // Beside the weights: what Millrace reads, and what other programs that share the cache look for first.
-constexpr std::array<std::string_view, 9> kSideFiles = {
+constexpr std::array<std::string_view, 11> kSideFiles = {
     "config.json",           "generation_config.json",  "preprocessor_config.json",
     "processor_config.json", "tokenizer.json",          "chat_template.jinja",
-    "tokenizer_config.json", "special_tokens_map.json", "model.safetensors.index.json"};
+    "tokenizer_config.json", "special_tokens_map.json", "model.safetensors.index.json",
+    "tekken.json",           "rwkv_vocab_v20230424.txt"};
 
 // Projectors of images and measurements for quantizers are GGUF files and no models.
 bool is_model_gguf(std::string_view path) {

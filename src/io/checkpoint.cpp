@@ -101,6 +101,7 @@ HfDirectory read_directory(const std::string& path) {
   }
   hf.tokenizer_json = optional_text(in_dir(path, "tokenizer.json"));
   if (hf.tokenizer_json.empty()) hf.tekken_json = optional_text(in_dir(path, "tekken.json"));
+  if (hf.tokenizer_json.empty()) hf.rwkv_vocab = optional_text(in_dir(path, "rwkv_vocab_v20230424.txt"));
   const std::string tokenizer_config = in_dir(path, "tokenizer_config.json");
   hf.tokenizer_config = optional_json(tokenizer_config);
   hf.chat_template = optional_text(in_dir(path, "chat_template.jinja"));

@@ -16,6 +16,7 @@ struct HfDirectory {
   nlohmann::json generation_config;  // null when the file is absent
   nlohmann::json image_processor;    // preprocessor_config.json, or that of processor_config.json; likewise
   std::string tokenizer_json;        // text; empty when the file is absent
+  std::string rwkv_vocab;            // RWKV's: rwkv_vocab_v20230424.txt, likewise
   std::string tekken_json;           // Mistral's own form of it, likewise; read where the first is absent
   nlohmann::json tokenizer_config;   // null when absent
   std::string chat_template;         // chat_template.jinja or tokenizer_config's chat_template; may be empty

@@ -31,11 +31,44 @@ struct Target {
   int64_t rows = 0, cols = 0;
   int64_t first_row = 0, all_rows = 0;  // of what the file names
   bool interleaved_in_gguf = false;
+  int64_t experts = 0;   // 0: a plain matrix
+  int64_t expert = -1;   // of these, the one that the file names; -1: all
+  int64_t row_step = 1;  // of what the file names, rows first_row, first_row + row_step ..
 };
 using Targets = std::map<std::string, std::vector<Target>, std::less<>>;
 
 std::string without_weight(std::string_view name) {
   return std::string(name.ends_with(".weight") ? name.substr(0, name.size() - 7) : name);
+}
+
+// Of experts' matrices: those of each alone, and of all in one, with gate and up beside one another or not.
+template <class Add>
+void add_expert_targets(int layer, const WeightSpec& spec, bool gguf, const Add& add) {
+  Target target{.layer = layer,
+                .role = std::string(spec.role),
+                .rows = spec.shape[1],
+                .cols = spec.shape[2],
+                .all_rows = spec.shape[1],
+                .experts = spec.shape[0]};
+  if (gguf) {
+    add(layer, spec.role, target);
+    const bool up = spec.role.starts_with("ffn_up_exps");
+    if (!up && !spec.role.starts_with("ffn_gate_exps")) return;
+    target.first_row = up ? target.rows : 0;
+    target.all_rows = 2 * target.rows;
+    return add(layer, "ffn_gate_up_exps.weight", target);
+  }
+  const HfExperts& hf = *spec.experts;
+  for (int64_t e = 0; !hf.single.empty() && e < target.experts; ++e) {
+    target.expert = e;
+    add(layer, fmt::format("{}{}.{}", hf.before, e, hf.single), target);
+  }
+  target.expert = -1;
+  target.first_row = hf.first_row;
+  target.row_step = hf.row_step;
+  target.all_rows = target.rows * std::max(hf.parts, hf.row_step);
+  if (!hf.stacked.empty()) add(layer, hf.stacked, target);
+  if (!hf.fused.empty()) add(layer, fmt::format("{}{}", hf.before, hf.fused), target);
 }
 
 // Every name that a projection of this model may have in a PEFT file (without .weight) or in a GGUF file.
@@ -55,12 +88,21 @@ Targets find_targets(const ModelConfig& config, bool gguf) {
     if (!hf.prefix.empty() && layer >= 0) targets[std::string(hf.prefix) + own].push_back(target);
   };
   add(-1, gguf ? "output.weight" : hf.output,
-      {-1, "output.weight", config.vocab, config.hidden, 0, config.vocab, false});
+      {.layer = -1,
+       .role = "output.weight",
+       .rows = config.vocab,
+       .cols = config.hidden,
+       .all_rows = config.vocab});
   for (int l = 0; l < config.layers; ++l) {
     for (const WeightSpec& spec : architecture.layer_weights(config, l)) {
+      if (spec.experts && spec.shape.size() == 3) add_expert_targets(l, spec, gguf, add);
       if (spec.use != WeightUse::kDequantized || spec.shape.size() != 2) continue;
-      Target target{l, std::string(spec.role), spec.shape[0],           spec.shape[1],
-                    0, spec.shape[0],          spec.interleaved_in_gguf};
+      Target target{.layer = l,
+                    .role = std::string(spec.role),
+                    .rows = spec.shape[0],
+                    .cols = spec.shape[1],
+                    .all_rows = spec.shape[0],
+                    .interleaved_in_gguf = spec.interleaved_in_gguf};
       add(l, gguf ? spec.role : spec.hf, target);
       for (const std::string_view other : spec.gguf) {
         if (gguf && other != spec.role) add(l, other, target);
@@ -110,6 +152,7 @@ class AdapterReader {
     } else {
       read_gguf();
     }
+    join_experts();
     if (adapter_.updates.empty()) {
       throw_error(ErrorCode::kBadInput, "{}: found no tensors, expected pairs of a low-rank adapter",
                   option_.path);
@@ -121,7 +164,7 @@ class AdapterReader {
   [[noreturn]] void refuse(const std::string& name) const {
     throw_error(ErrorCode::kUnsupported,
                 "{}: adapter of {}: expected one of this {} model's attention projections, feed-forward "
-                "matrices or its output; experts, routers, embeddings and norms are not adapted",
+                "matrices, experts or its output; routers, embeddings and norms are not adapted",
                 option_.path, io::printable(name), config_.architecture);
   }
 
@@ -137,11 +180,17 @@ class AdapterReader {
     for (const TensorView& tensor : tensors.tensors()) add_peft(tensor, pairs);
     const Targets targets = find_targets(config_, /*gguf=*/false);
     for (const auto& [module, pair] : pairs) {
-      const std::string known = known_module(module, targets);
+      const std::string parameter = parameter_of(module, peft, targets);
+      const std::string& own = parameter.empty() ? module : parameter;
+      const std::string known = known_module(own, targets);
       if (known.empty()) refuse(module);
-      const int64_t rank = rank_of(module, pair);
-      const double scale = peft.scale_of(module, rank) * option_.scale;
-      take_all(module, pair, targets.at(known), scale, false);
+      const std::vector<Target>& all = targets.at(known);
+      const bool experts = all.front().experts > 0 && all.front().expert < 0;
+      const int64_t rank = rank_of(module, pair, experts ? all.front().experts : 1);
+      // A matrix that is named as a parameter is one in the patterns too.
+      const bool matrix = parameter.empty() && peft.names_parameter(module + ".weight");
+      const double scale = peft.scale_of(matrix ? module + ".weight" : own, rank) * option_.scale;
+      take_all(module, pair, all, scale, false);
     }
   }
 
@@ -189,6 +238,24 @@ class AdapterReader {
     return targets.contains(inner) ? inner : std::string();
   }
 
+  // Parameters of experts that PEFT wraps lie around one another in its file, the class's last one outermost:
+  // "mlp.experts.base_layer" is gate_up_proj where "mlp.experts" is down_proj, and is missing where that is
+  // alone. Nothing: the module is none of those.
+  static std::string parameter_of(const std::string& module, const AdapterConfig& peft,
+                                  const Targets& targets) {
+    constexpr std::string_view kInner = ".base_layer";
+    std::string_view outer = module;
+    size_t depth = 0;
+    for (; outer.ends_with(kInner); ++depth) outer.remove_suffix(kInner.size());
+    std::vector<std::string> named;
+    for (const char* name : {"gate_up_proj", "up_proj", "down_proj"}) {
+      std::string full = fmt::format("{}.{}", outer, name);
+      if (peft.names_parameter(full) && !known_module(full, targets).empty())
+        named.push_back(std::move(full));
+    }
+    return depth < named.size() ? named[named.size() - 1 - depth] : std::string();
+  }
+
   void read_gguf() {
     const io::Gguf file = io::Gguf::open(option_.path);
     const auto expect = [&](std::string_view key, std::string_view wanted) {
@@ -221,26 +288,48 @@ class AdapterReader {
     for (const auto& [name, pair] : pairs) {
       const auto found = targets.find(name);
       if (found == targets.end()) refuse(name);
-      const auto rank = static_cast<double>(rank_of(name, pair));
+      const auto rank = static_cast<double>(found->second.front().experts > 0
+                                                ? stacked_rank(name, pair, found->second.front().experts)
+                                                : rank_of(name, pair));
       const double scale = option_.scale * (alpha != 0.0 ? alpha / rank : 1.0);
       take_all(name, pair, found->second, scale, true);
     }
   }
 
-  int64_t rank_of(const std::string& name, const Pair& pair) const {
+  void check_both(const std::string& name, const Pair& pair, int dims) const {
     if (pair.a == nullptr || pair.b == nullptr) {
       throw_error(ErrorCode::kBadInput, "{}: adapter of {}: found no {}, expected both A and B", option_.path,
                   io::printable(name), pair.a == nullptr ? "A" : "B");
     }
     for (const TensorView* tensor : {pair.a, pair.b}) {
-      if (tensor->rank == 2 && tensor->type != DType::kU8 && tensor->type != DType::kI32) continue;
-      throw_error(ErrorCode::kUnsupported, "{}: tensor {}: found {} {}, expected a matrix of floats",
-                  option_.path, tensor->name, info(tensor->type).name, shape_text(*tensor));
+      if (tensor->rank == dims && tensor->type != DType::kU8 && tensor->type != DType::kI32) continue;
+      throw_error(ErrorCode::kUnsupported, "{}: tensor {}: found {} {}, expected a matrix of floats{}",
+                  option_.path, tensor->name, info(tensor->type).name, shape_text(*tensor),
+                  dims == 3 ? " of each expert" : "");
     }
-    const int64_t rank = pair.a->shape[0];
-    if (rank < 1 || pair.b->shape[1] != rank) {
-      throw_error(ErrorCode::kBadInput, "{}: tensor {}: found shape {}, expected a rank of {} as A has",
-                  option_.path, pair.b->name, shape_text(*pair.b), rank);
+  }
+
+  // Of experts in one A [experts * rank, in] and B [out, rank * experts], each expert's.
+  int64_t rank_of(const std::string& name, const Pair& pair, int64_t experts = 1) const {
+    check_both(name, pair, 2);
+    const int64_t all = pair.a->shape[0];
+    if (all < 1 || pair.b->shape[1] != all || all % experts != 0) {
+      throw_error(ErrorCode::kBadInput, "{}: tensor {}: found shape {}, expected a rank of {} as A has{}",
+                  option_.path, pair.b->name, shape_text(*pair.b), all,
+                  experts > 1 ? fmt::format(", for {} experts", experts) : "");
+    }
+    return all / experts;
+  }
+
+  // Of A [experts, rank, in] and B [experts, out, rank].
+  int64_t stacked_rank(const std::string& name, const Pair& pair, int64_t experts) const {
+    check_both(name, pair, 3);
+    const int64_t rank = pair.a->shape[1];
+    if (pair.a->shape[0] != experts || pair.b->shape[0] != experts || rank < 1 || pair.b->shape[2] != rank) {
+      throw_error(ErrorCode::kBadInput,
+                  "{}: adapter of {}: found A {} and B {}, expected [{}, rank, in] and [{}, out, rank]",
+                  option_.path, io::printable(name), shape_text(*pair.a), shape_text(*pair.b), experts,
+                  experts);
     }
     return rank;
   }
@@ -248,10 +337,88 @@ class AdapterReader {
   // Phi-3's ffn_up is gate and up in one, elsewhere it is up alone: the rows tell which.
   void take_all(const std::string& name, const Pair& pair, const std::vector<Target>& targets, double scale,
                 bool from_gguf) {
-    const auto fits = [&](const Target& target) { return target.all_rows == pair.b->shape[0]; };
+    const int64_t rows = pair.b->shape[pair.b->rank - 2];
+    const auto fits = [&](const Target& target) { return target.all_rows == rows; };
     const bool any = std::any_of(targets.begin(), targets.end(), fits);
     for (const Target& target : targets) {
-      if (fits(target) || !any) take(name, pair, target, scale, from_gguf);
+      if (!fits(target) && any) continue;
+      if (target.experts > 0) {
+        take_experts(name, pair, target, scale);
+      } else {
+        take(name, pair, target, scale, from_gguf);
+      }
+    }
+  }
+
+  // What the file has of one expert's A [rank, in] and B [out, rank].
+  struct ExpertPart {
+    int64_t rank = 0;
+    std::vector<float> a, b;
+  };
+  struct ExpertParts {
+    std::string name;
+    int64_t in = 0, out = 0;
+    std::vector<ExpertPart> of;  // [experts]
+  };
+
+  void take_experts(const std::string& name, const Pair& pair, const Target& target, double scale) {
+    const bool stacked = pair.a->rank == 3, all = target.expert < 0;
+    const int64_t count = all ? target.experts : 1;
+    const int64_t rank = stacked ? pair.a->shape[1] : pair.a->shape[0] / count;
+    const int64_t in = pair.a->cols(), rows = pair.b->shape[stacked ? 1 : 0];
+    if (in != target.cols || rows != target.all_rows) {
+      throw_error(ErrorCode::kBadInput,
+                  "{}: adapter of {}: found A {} and B {}, expected {} columns and {} rows", option_.path,
+                  io::printable(name), shape_text(*pair.a), shape_text(*pair.b), target.cols,
+                  target.all_rows);
+    }
+    ExpertParts& parts = experts_[{target.layer, target.role}];
+    parts.name = name;
+    parts.in = target.cols;
+    parts.out = target.rows;
+    parts.of.resize(static_cast<size_t>(target.experts));
+    const std::vector<float> a = values_of(*pair.a, option_.path), b = values_of(*pair.b, option_.path);
+    for (int64_t i = 0; i < count; ++i) {
+      ExpertPart& part = parts.of[static_cast<size_t>(all ? i : target.expert)];
+      if (part.rank != 0) {
+        throw_error(ErrorCode::kBadInput, "{}: adapter of {}: found a second one of {}, expected one",
+                    option_.path, io::printable(name), target.role);
+      }
+      part.rank = rank;
+      part.a.assign(a.begin() + i * rank * in, a.begin() + (i + 1) * rank * in);
+      part.b.resize(static_cast<size_t>(target.rows * rank));
+      for (int64_t r = 0; r < target.rows; ++r) {
+        const int64_t row = target.first_row + r * target.row_step;
+        for (int64_t j = 0; j < rank; ++j) {
+          // PEFT's B has the experts of a rank side by side.
+          const int64_t at = stacked ? (i * rows + row) * rank + j : (row * rank + j) * count + i;
+          part.b[static_cast<size_t>(r * rank + j)] = static_cast<float>(b[static_cast<size_t>(at)] * scale);
+        }
+      }
+    }
+  }
+
+  // Experts of several files' names become one update, of the largest rank.
+  void join_experts() {
+    for (auto& [place, parts] : experts_) {
+      AdapterUpdate& update = adapter_.updates.emplace_back();
+      update.layer = place.first;
+      update.role = place.second;
+      update.name = parts.name;
+      update.in = parts.in;
+      update.out = parts.out;
+      update.experts = std::ssize(parts.of);
+      for (const ExpertPart& part : parts.of) update.rank = std::max(update.rank, part.rank);
+      update.a.resize(static_cast<size_t>(update.experts * update.rank * update.in));
+      update.b.resize(static_cast<size_t>(update.experts * update.out * update.rank));
+      for (int64_t e = 0; e < update.experts; ++e) {
+        const ExpertPart& part = parts.of[static_cast<size_t>(e)];
+        std::copy(part.a.begin(), part.a.end(), update.a.begin() + e * update.rank * update.in);
+        for (int64_t r = 0; r < update.out; ++r) {
+          std::copy_n(part.b.begin() + r * part.rank, part.rank,
+                      update.b.begin() + (e * update.out + r) * update.rank);
+        }
+      }
     }
   }
 
@@ -294,6 +461,7 @@ class AdapterReader {
   const ModelConfig& config_;
   Adapter adapter_;
   std::set<std::pair<int, std::string>> taken_;
+  std::map<std::pair<int, std::string>, ExpertParts> experts_;  // by layer and role
 };
 
 bool is_name(std::string_view text) {
@@ -309,6 +477,10 @@ int64_t Adapter::max_rank() const {
   int64_t most = 0;
   for (const AdapterUpdate& update : updates) most = std::max(most, update.rank);
   return most;
+}
+
+bool Adapter::adapts_experts() const {
+  return std::any_of(updates.begin(), updates.end(), [](const AdapterUpdate& u) { return u.experts > 0; });
 }
 
 size_t Adapter::bytes() const {

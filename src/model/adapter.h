@@ -23,20 +23,23 @@ AdapterOption parse_adapter_option(std::string_view option, std::string_view tex
 std::vector<AdapterOption> parse_adapter_options(std::string_view option,
                                                  const std::vector<std::string>& texts);
 
-// y += B (A x) of the matrix with this role in this layer; layer -1: of the output matrix.
+// y += B (A x) of the matrix with this role in this layer; layer -1: of the output matrix. Of experts each
+// has an A and a B of its own; those that the file leaves alone have zeros.
 struct AdapterUpdate {
   int layer = 0;
   std::string role;  // "attn_q.weight"
   std::string name;  // what the file calls it
   int64_t rank = 0, in = 0, out = 0;
-  std::vector<float> a;  // [rank, in]
-  std::vector<float> b;  // [out, rank], times the adapter's scale
+  int64_t experts = 0;   // 0: a plain matrix
+  std::vector<float> a;  // [experts, rank, in]
+  std::vector<float> b;  // [experts, out, rank], times the adapter's scale
 };
 
 struct Adapter {
   std::string name, path;
   std::vector<AdapterUpdate> updates;
   int64_t max_rank() const;
+  bool adapts_experts() const;
   size_t bytes() const;
 };
 

@@ -43,10 +43,9 @@ void check_kind(const std::string& path, const Json& config) {
   if (std::none_of(std::begin(kPlain), std::end(kPlain), [&](const char* name) { return init == name; }))
     refuse(path, "init_lora_weights", init, "true, false, gaussian, eva or orthogonal");
   // What any value but none makes something else than y += scale * B (A x) of projections.
-  for (const char* key :
-       {"modules_to_save", "use_dora", "lora_bias", "target_parameters", "trainable_token_indices",
-        "layer_replication", "alora_invocation_tokens", "arrow_config", "use_qalora", "use_bdlora",
-        "megatron_config", "velora_config", "monteclora_config"}) {
+  for (const char* key : {"modules_to_save", "use_dora", "lora_bias", "trainable_token_indices",
+                          "layer_replication", "alora_invocation_tokens", "arrow_config", "use_qalora",
+                          "use_bdlora", "megatron_config", "velora_config", "monteclora_config"}) {
     const auto found = config.find(key);
     if (found != config.end() && is_set(*found))
       refuse(path, key, found->dump(), "none: it is not supported");
@@ -73,6 +72,12 @@ AdapterConfig read_adapter_config(const std::string& directory) {
   if (const auto root = json.find("use_rslora"); root != json.end() && !root->is_null()) {
     if (!root->is_boolean()) refuse(config.path_, "use_rslora", root->dump(), "true or false");
     config.root_scaled_ = root->get<bool>();
+  }
+  if (const auto named = json.find("target_parameters"); named != json.end() && !named->is_null()) {
+    const bool names = named->is_array() && std::all_of(named->begin(), named->end(),
+                                                        [](const Json& name) { return name.is_string(); });
+    if (!names) refuse(config.path_, "target_parameters", named->dump(), "a list of names");
+    config.parameters_ = named->get<std::vector<std::string>>();
   }
   const auto read_patterns = [&](const char* key, double least, std::vector<AdapterConfig::Pattern>& to) {
     const auto found = json.find(key);
@@ -109,6 +114,13 @@ double AdapterConfig::value_of(const std::vector<Pattern>& patterns, const char*
     found = &pattern;
   }
   return found == nullptr ? otherwise : found->value;
+}
+
+bool AdapterConfig::names_parameter(std::string_view parameter) const {
+  return std::any_of(parameters_.begin(), parameters_.end(), [&](const std::string& name) {
+    if (!parameter.ends_with(name)) return false;
+    return parameter.size() == name.size() || parameter[parameter.size() - name.size() - 1] == '.';
+  });
 }
 
 double AdapterConfig::scale_of(const std::string& module, int64_t rank) const {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace millrace {
@@ -12,6 +13,8 @@ class AdapterConfig {
   // What an update of this module and rank is multiplied by. Throws Error{kBadInput} where the file says
   // another rank.
   double scale_of(const std::string& module, int64_t rank) const;
+  // Is this parameter among target_parameters, by its whole name or its end behind a dot?
+  bool names_parameter(std::string_view parameter) const;
 
  private:
   friend AdapterConfig read_adapter_config(const std::string& directory);
@@ -26,6 +29,7 @@ class AdapterConfig {
   double rank_ = 8, alpha_ = 8;
   bool root_scaled_ = false;  // use_rslora: alpha / sqrt(rank) instead of alpha / rank
   std::vector<Pattern> rank_pattern_, alpha_pattern_;
+  std::vector<std::string> parameters_;  // target_parameters
 };
 
 // Throws Error naming the key of what PEFT would do and we do not: DoRA, trained biases, whole modules, ...

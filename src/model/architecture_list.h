@@ -8,6 +8,7 @@
   ONE(kQwen3)                       \
   ONE(kQwen3Moe)                    \
   ONE(kQwen3Vl)                     \
+  ONE(kQwen3VlMoe)                  \
   ONE(kGptOss)                      \
   ONE(kGemma3)                      \
   ONE(kGemma4)                      \

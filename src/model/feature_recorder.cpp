@@ -119,7 +119,7 @@ void FeatureRecorder::experts_add(const Experts& op) {
                 op.gate.weight == nullptr || (shared && op.shared.gate.weight == nullptr));
   features_.add(OpFeature::kWeighedInput, op.weigh_input);
   features_.add(OpFeature::kExpertNorms, op.norm.present());
-  products({&op.shared.gate, &op.shared.up, &op.shared.down});
+  products({&op.shared.gate, &op.shared.up, &op.shared.down, &op.gate, &op.up, &op.down});
   activation(op.activation, op.gate);
 }
 

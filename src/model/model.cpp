@@ -107,10 +107,8 @@ namespace {
 
 // Refuses, before anything is loaded, a model with operations that the device does not do.
 void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
-                    bool adapters) {
-  OpFeatures needed = needed_features(checkpoint, config);
-  needed.add(OpFeature::kAdapters, adapters);
-  const OpFeatures missing = needed & backend.lacks();
+                    const OpFeatures& besides) {
+  const OpFeatures missing = (needed_features(checkpoint, config) | besides) & backend.lacks();
   if (missing.any()) {
     throw_error(ErrorCode::kUnsupported, "{}: {} needs what {} does not do yet: {}; use --device cpu",
                 checkpoint.path(), config.architecture, backend.name(), missing.names());
@@ -246,14 +244,14 @@ void visit_weights(WeightSource& source, const ModelConfig& config, const Weight
 
 std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& backend,
                                    const LoadProgress& progress, const TypeChoice& quantize,
-                                   const InputsOf& inputs, bool adapters) {
+                                   const InputsOf& inputs, const OpFeatures& besides) {
   std::unique_ptr<Model> model(new Model);
   model->architecture_ = &find_architecture(checkpoint);
   model->config_ = read_config(checkpoint);
   model->layers_ = backend.shares() == nullptr ? dist::Range{0, model->config_.layers}
                                                : backend.shares()->layers(model->config_.layers);
   check_output(checkpoint, *model->architecture_);
-  check_features(checkpoint, model->config_, backend, adapters);
+  check_features(checkpoint, model->config_, backend, besides);
   WeightSource source(checkpoint, model->config_, /*gather=*/true,
                       [&](int64_t count, const auto& body) { backend.parallel(count, body); });
   const size_t total = checkpoint.mapped_bytes();
@@ -296,13 +294,15 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
 
 namespace {
 
-// A float32 matrix in memory.
-TensorView float_view(const std::vector<float>& values, int64_t rows, int64_t cols, const std::string& name) {
+// A float32 matrix in memory, or one of each expert.
+TensorView float_view(const std::vector<float>& values, int64_t experts, int64_t rows, int64_t cols,
+                      const std::string& name) {
   TensorView view;
   view.name = name;
   view.type = DType::kF32;
-  view.rank = 2;
+  view.rank = experts > 0 ? 3 : 2;
   view.shape = {rows, cols, 1, 1};
+  if (experts > 0) view.shape = {experts, rows, cols, 1};
   view.row_stride_bytes = static_cast<int64_t>(sizeof(float)) * cols;
   view.data = reinterpret_cast<const std::byte*>(values.data());
   return view;
@@ -323,9 +323,10 @@ void Model::add_adapters(std::vector<Adapter> adapters, Backend& backend) {
   run_model(recorder, *architecture_, weights_, config_, layers_);
   adapters_ = std::move(adapters);
   adapter_table_ = AdapterTable(static_cast<int32_t>(adapters_.size()));
-  const auto load = [&](const std::vector<float>& values, int64_t rows, int64_t cols,
-                        const std::string& name) {
-    adapter_weights_.push_back(backend.load_weight(float_view(values, rows, cols, name), WeightUse::kMatrix));
+  const auto load = [&](const AdapterUpdate& of, const std::vector<float>& values, int64_t rows,
+                        int64_t cols) {
+    adapter_weights_.push_back(
+        backend.load_weight(float_view(values, of.experts, rows, cols, of.name), WeightUse::kMatrix));
     return adapter_weights_.back().get();
   };
   for (size_t i = 0; i < adapters_.size(); ++i) {
@@ -337,8 +338,8 @@ void Model::add_adapters(std::vector<Adapter> adapters, Backend& backend) {
                     weight == nullptr ? "has no such matrix" : "has a product there that is not adapted yet");
       }
       adapter_table_.set(static_cast<int32_t>(i), *weight,
-                         {.a = load(update.a, update.rank, update.in, update.name),
-                          .b = load(update.b, update.out, update.rank, update.name)});
+                         {.a = load(update, update.a, update.rank, update.in),
+                          .b = load(update, update.b, update.out, update.rank)});
     }
   }
 }

@@ -42,12 +42,13 @@ struct StoredWeight {
 class Model {
  public:
   // The checkpoint must outlive the model: weights stay in its mapping, but for those that `quantize` turns
-  // into another type on the backend's threads. `adapters`: some will be added.
+  // into another type on the backend's threads. `besides`: what its steps will ask
+  // for beside its operations (adapters).
   static std::unique_ptr<Model> load(const io::Checkpoint& checkpoint, Backend& backend,
                                      const LoadProgress& progress = {}, const TypeChoice& quantize = {},
-                                     const InputsOf& inputs = {}, bool adapters = false);
+                                     const InputsOf& inputs = {}, const OpFeatures& besides = {});
   // Takes adapters in, numbered in this order (SequenceSlice::adapter). Once, before the first step; for a
-  // model that was loaded with `adapters`. Throws Error naming a matrix that cannot be adapted.
+  // model that was loaded with these features. Throws Error naming a matrix that cannot be adapted.
   void add_adapters(std::vector<Adapter> adapters, Backend& backend);
 
   const ModelConfig& config() const { return config_; }

@@ -1,6 +1,6 @@
-// Qwen 3 VL, dense: Qwen 3 with three positions a token, its own of time, height and width (interleaved
-// M-RoPE), which differ within images alone, and rows of an image's vision tower that are added behind the
-// first layers (DeepStack). Bai et al. 2025.
+// Qwen 3 VL, dense and with experts: Qwen 3 with three positions a token, its own of time, height and width
+// (interleaved M-RoPE), which differ within images alone, and rows of an image's vision tower that are added
+// behind the first layers (DeepStack). Bai et al. 2025.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,10 +28,11 @@ Sections checked_sections(const ConfigReader& reader, const std::vector<int64_t>
   return out;
 }
 
-Sections sections_of(const ConfigReader& reader) {
+Sections sections_of(const ConfigReader& reader, std::string_view architecture) {
   if (reader.is_gguf()) {
-    const io::GgufArray* found = reader.checkpoint().gguf->get_array("qwen3vl.rope.dimension_sections");
-    if (found == nullptr) reader.fail("qwen3vl.rope.dimension_sections", "nothing", "three whole numbers");
+    const std::string key = fmt::format("{}.rope.dimension_sections", architecture);
+    const io::GgufArray* found = reader.checkpoint().gguf->get_array(key);
+    if (found == nullptr) reader.fail(key, "nothing", "three whole numbers");
     return checked_sections(reader, found->integers);
   }
   for (const char* field : {"rope_scaling", "rope_parameters"}) {
@@ -58,7 +59,7 @@ std::vector<uint8_t> interleaved_axes(const Sections& sections, size_t pairs) {
   return axes;
 }
 
-class Qwen3Vl final : public Architecture {
+class Qwen3Vl : public Architecture {
  public:
   std::string_view name() const override { return "qwen3vl"; }
   std::vector<std::string_view> model_types() const override { return {"qwen3_vl", "qwen3_vl_text"}; }
@@ -71,16 +72,16 @@ class Qwen3Vl final : public Architecture {
 
   void read_config(const ConfigReader& reader, ModelConfig& config) const override {
     read_decoder(reader, config);
-    config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
+    read_feed_forward(reader, config);
     read_rope(reader, config);
-    config.rope_axes = interleaved_axes(sections_of(reader), config.rope_inv_freq.size());
+    config.rope_axes = interleaved_axes(sections_of(reader, name()), config.rope_inv_freq.size());
   }
 
   void write_keys(GgufKeys& keys) const override {
-    write_sizes(keys, keys.config().ffn);
+    write_feed_forward(keys);
     write_norm(keys);
     write_rope(keys);
-    const Sections sections = sections_of(keys.reader());
+    const Sections sections = sections_of(keys.reader(), name());
     keys.sizes("rope.dimension_sections", {sections[0], sections[1], sections[2], 0});
     const nlohmann::json& hf = keys.reader().hf();
     const auto vision = hf.find("vision_config");
@@ -90,11 +91,15 @@ class Qwen3Vl final : public Architecture {
     keys.size("n_deepstack_layers", static_cast<int64_t>(deep));
   }
 
-  std::vector<WeightSpec> layer_weights(const ModelConfig& config, int) const override {
+  std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) const override {
     std::vector<WeightSpec> weights;
     add_attention(weights, config, {.qk_norm = true});
     weights.push_back(ffn_norm_weight(config));
-    add_feed_forward(weights, config);
+    if (has_experts(config, layer)) {
+      add_experts(weights, config, usual_experts(config));
+    } else {
+      add_feed_forward(weights, config);
+    }
     return weights;
   }
 
@@ -103,7 +108,12 @@ class Qwen3Vl final : public Architecture {
     x.rope_append_kv(rope_of(config, index));
     x.attend(attend_of(w, config, index));
     x.project_add(project_of(w, config));
-    x.ffn_add(ffn_of(w, config));
+    if (has_experts(config, index)) {
+      x.route(route_of(w, config));
+      x.experts_add(experts_of(w, config));
+    } else {
+      x.ffn_add(ffn_of(w, config));
+    }
     x.add_given(index);
   }
 
@@ -124,12 +134,69 @@ class Qwen3Vl final : public Architecture {
   SyntheticTokenizer synthetic_tokenizer(int32_t vocab) const override {
     return chatml_tokenizer("qwen2", vocab);
   }
+
+ protected:
+  virtual void read_feed_forward(const ConfigReader& reader, ModelConfig& config) const {
+    config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
+  }
+  virtual void write_feed_forward(GgufKeys& keys) const { write_sizes(keys, keys.config().ffn); }
+
+ private:
+  static bool has_experts(const ModelConfig& config, int layer) {
+    return config.experts > 0 && !config.is_dense(layer);
+  }
+};
+
+// With experts of Qwen 3's kind, whose weights always add up to one.
+class Qwen3VlMoe final : public Qwen3Vl {
+ public:
+  std::string_view name() const override { return "qwen3vlmoe"; }
+  std::vector<std::string_view> model_types() const override { return {"qwen3_vl_moe", "qwen3_vl_moe_text"}; }
+
+  std::string_view hf_defaults(std::string_view) const override {
+    return R"({"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 16,
+      "num_key_value_heads": 16, "max_position_embeddings": 128000, "rms_norm_eps": 1e-6, "rope_theta": 500000.0,
+      "moe_intermediate_size": 1408, "num_experts_per_tok": 4, "num_experts": 60})";
+  }
+  std::vector<std::pair<std::string_view, std::string_view>> hf_aliases() const override {
+    return {{"num_local_experts", "num_experts"}};
+  }
+
+  std::vector<SyntheticPreset> presets() const override {
+    return {
+        {"qwen3-vl-30b-a3b",
+         R"({"model_type": "qwen3_vl_moe_text", "num_hidden_layers": 48, "num_experts": 128,
+      "num_experts_per_tok": 8, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
+      "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+      "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "rope_theta": 5000000,
+      "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20]}, "tie_word_embeddings": false})"},
+        {"tiny-qwen3vlmoe", R"({"model_type": "qwen3_vl_moe_text", "num_hidden_layers": 2, "num_experts": 8,
+      "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64,
+      "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 640,
+      "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 5000000,
+      "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5]}, "tie_word_embeddings": false})"}};
+  }
+
+ protected:
+  void read_feed_forward(const ConfigReader& reader, ModelConfig& config) const override {
+    config.experts = reader.integer("expert_count", "num_experts", 1, 4096);
+    config.experts_per_token = reader.integer("expert_used_count", "num_experts_per_tok", 1, config.experts);
+    config.expert_ffn = reader.integer("expert_feed_forward_length", "moe_intermediate_size", 1, 1 << 20);
+    config.expert_weighting = Route::Weighting::kSoftmaxAllRenormalized;
+    read_qwen_expert_layers(reader, config);
+  }
+  void write_feed_forward(GgufKeys& keys) const override {
+    write_sizes(keys, keys.reader().integer("", "intermediate_size", 1, 1 << 20));  // of dense layers
+    write_experts(keys);
+  }
 };
 
 const Qwen3Vl kQwen3VlObject{};
+const Qwen3VlMoe kQwen3VlMoeObject{};
 
 }  // namespace
 
 const Architecture& kQwen3Vl = kQwen3VlObject;
+const Architecture& kQwen3VlMoe = kQwen3VlMoeObject;
 
 }  // namespace millrace

@@ -18,7 +18,6 @@ using nlohmann::json;
 
 constexpr std::string_view kTower = "model.visual.";  // of a Hugging Face directory
 constexpr std::string_view kOlderTower = "visual.";   // as the first files had it
-constexpr float kTowerEps = 1e-6f;                    // the class has it as a constant
 constexpr double kTowerTheta = 10000.0;               // likewise
 constexpr double kMaxAspect = 200.0;                  // the published processor's
 constexpr int32_t kUsualPatches = 1024;               // an executor's at least: a picture of 512 x 512
@@ -142,13 +141,7 @@ QwenVisionConfig read_qwen_gguf(const io::Checkpoint& checkpoint) {
   const int64_t square = int64_t{c.patch_size} * c.merge * c.patch_size * c.merge;
   c.min_pixels = kMinGgufTokens * square;
   c.max_pixels = kMaxGgufTokens * square;
-  const auto colours = [&](const char* key, std::array<float, 3>& to) {
-    const io::GgufArray* array = file.get_array(std::string("clip.vision.") + key);
-    if (array == nullptr || array->reals.size() != to.size()) return;
-    for (size_t i = 0; i < to.size(); ++i) to[i] = static_cast<float>(array->reals[i]);
-  };
-  colours("image_mean", c.mean);
-  colours("image_std", c.deviation);
+  read_gguf_colours(file, c.mean, c.deviation);
   return c;
 }
 
@@ -171,11 +164,6 @@ float exact_gelu(float x) {
 }
 
 }  // namespace
-
-struct QwenVisionTower::Layer {
-  WeightPtr norm1, norm1_bias, norm2, norm2_bias;
-  WeightPtr q, k, v, out, up, down, q_bias, k_bias, v_bias, out_bias, up_bias, down_bias;
-};
 
 // A square's patches side by side -> norm, of each or of all -> two products with GELU between them.
 struct QwenVisionTower::Merger {
@@ -236,18 +224,8 @@ QwenVisionTower::~QwenVisionTower() = default;
 
 void QwenVisionTower::make_room(int32_t patches) {
   if (patches <= room_) return;
-  ExecutorSpec spec;
-  spec.max_tokens = spec.max_context = (patches + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
-  spec.max_logit_rows = 1;
-  spec.hidden = config_.hidden;
-  spec.heads = spec.kv_heads = config_.heads;
-  spec.head_dim = config_.hidden / config_.heads;
-  spec.vocab = 1;
-  spec.ffn = config_.ffn;
-  spec.kv_type = DType::kF32;
-  // A layer's keys and values are done with when the next one begins: one layer's memory is enough.
-  spec.kv_groups = {{.window = 0, .num_layers = 1, .num_blocks = spec.max_context / kBlockTokens}};
-  spec.layers.assign(static_cast<size_t>(config_.layers), {0, 0});
+  const int32_t whole = (patches + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
+  const ExecutorSpec spec = vision_spec(config_, whole);
   executor_.reset();  // before the next one takes as much again
   room_ = 0;
   executor_ = backend_.make_executor(spec);
@@ -295,7 +273,7 @@ void QwenVisionTower::load(const io::Checkpoint& checkpoint) {
   };
   for (int32_t l = 0; l < config_.layers; ++l) {
     const std::string gguf = fmt::format("v.blk.{}.", l), hf = fmt::format("blocks.{}.", l);
-    Layer& layer = *layers_.emplace_back(std::make_unique<Layer>());
+    VisionLayer& layer = layers_.emplace_back();
     norm(gguf + "ln1", hf + "norm1", n, layer.norm1, layer.norm1_bias);
     norm(gguf + "ln2", hf + "norm2", n, layer.norm2, layer.norm2_bias);
     const TensorView qkv = names.require(gguf + "attn_qkv.weight", hf + "attn.qkv.weight", {3 * n, n});
@@ -429,40 +407,6 @@ std::vector<float> QwenVisionTower::embedded(const uint8_t* rgb, const ImageGrid
   return out;
 }
 
-void QwenVisionTower::run_layer(const Layer& w, int index) {
-  const auto norm = [&](const WeightPtr& weight, const WeightPtr& bias) {
-    return Norm{weight.get(), kTowerEps, bias.get(), Norm::Kind::kLayer};
-  };
-  const auto linear = [](const WeightPtr& weight, const WeightPtr& bias) {
-    return Linear{weight.get(), bias.get()};
-  };
-  NormQkv qkv;
-  qkv.norm = norm(w.norm1, w.norm1_bias);
-  qkv.q = linear(w.q, w.q_bias);
-  qkv.k = linear(w.k, w.k_bias);
-  qkv.v = linear(w.v, w.v_bias);
-  executor_->norm_qkv(qkv);
-  Rope rope;
-  rope.layer = index;
-  rope.inv_freq = angles_;
-  rope.axes = axes_;
-  executor_->rope_append_kv(rope);
-  Attend attend;
-  attend.layer = index;
-  attend.scale = 1.0f / std::sqrt(static_cast<float>(config_.hidden / config_.heads));
-  attend.bidirectional = true;
-  executor_->attend(attend);
-  Projection projection;
-  projection.linear = linear(w.out, w.out_bias);
-  executor_->project_add(projection);
-  Ffn ffn;
-  ffn.norm = norm(w.norm2, w.norm2_bias);
-  ffn.up = linear(w.up, w.up_bias);
-  ffn.down = linear(w.down, w.down_bias);
-  ffn.activation = config_.activation;
-  executor_->ffn_add(ffn);
-}
-
 void QwenVisionTower::merge(const Merger& merger, const std::vector<float>& hidden, int64_t tokens, float* to,
                             int64_t stride) {
   const int64_t n = config_.hidden, merged = config_.merged(), out = config_.text_hidden;
@@ -473,7 +417,7 @@ void QwenVisionTower::merge(const Merger& merger, const std::vector<float>& hidd
     for (int64_t i = 0; i < n; ++i) sum += row[i];
     const double mean = sum / static_cast<double>(n);
     for (int64_t i = 0; i < n; ++i) squares += (row[i] - mean) * (row[i] - mean);
-    const double scale = 1.0 / std::sqrt(squares / static_cast<double>(n) + kTowerEps);
+    const double scale = 1.0 / std::sqrt(squares / static_cast<double>(n) + config_.eps);
     for (int64_t i = 0; i < n; ++i) {
       const auto k = static_cast<size_t>(i);
       row[i] = static_cast<float>((row[i] - mean) * scale * merger.norm[k] + merger.norm_bias[k]);
@@ -500,7 +444,7 @@ void QwenVisionTower::merge(const Merger& merger, const std::vector<float>& hidd
     Logits first, second;
     first.output = {merger.first.get(), merger.first_bias.get()};
     if (merger.whole_norm)
-      first.norm = {merger.whole_norm.get(), kTowerEps, merger.whole_norm_bias.get(), Norm::Kind::kLayer};
+      first.norm = {merger.whole_norm.get(), config_.eps, merger.whole_norm_bias.get(), Norm::Kind::kLayer};
     second.output = {merger.second.get(), merger.second_bias.get()};
     std::vector<float> inner = product(
         *first_product_,
@@ -532,7 +476,7 @@ std::vector<float> QwenVisionTower::rows_of(const uint8_t* rgb, const ImageGrid&
     return values;
   };
   for (size_t l = 0; l < layers_.size(); ++l) {
-    run_layer(*layers_[l], static_cast<int>(l));
+    run_vision_layer(*executor_, layers_[l], static_cast<int>(l), config_, angles_, axes_);
     if (deep >= config_.deep.size() || config_.deep[deep] != static_cast<int32_t>(l)) continue;
     ++deep;
     merge(*deep_mergers_[deep - 1], hidden(), grid.tokens,

@@ -13,19 +13,18 @@
 
 #include "backend/backend.h"
 #include "io/checkpoint.h"
+#include "model/vision_layer.h"
 #include "model/vision_tower.h"
 
 namespace millrace {
 
-struct QwenVisionConfig {
-  int32_t hidden = 0, layers = 0, heads = 0, ffn = 0;
+struct QwenVisionConfig : VisionLayerShape {
   int32_t patch_size = 0, merge = 2;  // pixels; patches a side of what becomes one row
   int32_t frames = 2;                 // of the patches' convolution: a picture is all of them
   int32_t side = 0;                   // of the square of learned positions
   int32_t text_hidden = 0;
   std::vector<int32_t> deep;               // layers whose outputs go to the language model too, ascending
   int64_t min_pixels = 0, max_pixels = 0;  // of a resized picture
-  Activation activation = Activation::kGeluTanh;
   std::array<float, 3> mean{0.5f, 0.5f, 0.5f}, deviation{0.5f, 0.5f, 0.5f};  // of the colours, in [0, 1]
 
   int32_t merged() const { return hidden * merge * merge; }
@@ -45,7 +44,6 @@ class QwenVisionTower final : public VisionTower {
   std::vector<float> rows_of(const uint8_t* rgb, const ImageGrid& grid) override;
 
  private:
-  struct Layer;
   struct Merger;
   struct Names;
   void load(const io::Checkpoint& checkpoint);
@@ -55,7 +53,6 @@ class QwenVisionTower final : public VisionTower {
   std::vector<float> embedded(const uint8_t* rgb, const ImageGrid& grid,
                               const std::vector<int32_t>& places) const;  // [patches, hidden]
   void add_position(int32_t row, int32_t column, int32_t rows, int32_t columns, float* to) const;
-  void run_layer(const Layer& layer, int index);
   // hidden [patches, hidden] -> [tokens, text_hidden], each written `stride` behind the one before it.
   void merge(const Merger& merger, const std::vector<float>& hidden, int64_t tokens, float* to,
              int64_t stride);
@@ -66,7 +63,7 @@ class QwenVisionTower final : public VisionTower {
   std::vector<float> patch_bias_, positions_;  // [hidden]; [side * side, hidden]
   std::vector<float> angles_;                  // [head_dim / 2]: of rows, then of columns
   std::vector<uint8_t> axes_;                  // Rope::axes
-  std::vector<std::unique_ptr<Layer>> layers_;
+  std::vector<VisionLayer> layers_;
   std::unique_ptr<Merger> merger_;
   std::vector<std::unique_ptr<Merger>> deep_mergers_;
   std::vector<float> identity_;

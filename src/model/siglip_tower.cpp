@@ -81,13 +81,7 @@ SiglipConfig read_gguf(const io::Checkpoint& checkpoint) {
   }
   const auto side = static_cast<int32_t>(c.patches_per_side() / factor);
   c.tokens = side * side;
-  const auto colours = [&](const char* key, std::array<float, 3>& to) {
-    const io::GgufArray* array = file.get_array(std::string("clip.vision.") + key);
-    if (array == nullptr || array->reals.size() != to.size()) return;
-    for (size_t i = 0; i < to.size(); ++i) to[i] = static_cast<float>(array->reals[i]);
-  };
-  colours("image_mean", c.mean);
-  colours("image_std", c.deviation);
+  read_gguf_colours(file, c.mean, c.deviation);
   return c;
 }
 
@@ -104,11 +98,6 @@ void check_config(const SiglipConfig& c, const std::string& path) {
 }
 
 }  // namespace
-
-struct SiglipTower::Layer {
-  WeightPtr norm1, norm1_bias, norm2, norm2_bias;
-  WeightPtr q, k, v, out, up, down, q_bias, k_bias, v_bias, out_bias, up_bias, down_bias;
-};
 
 // Tensors by their names in either kind of file.
 struct SiglipTower::Names {
@@ -145,19 +134,7 @@ SiglipTower::SiglipTower(const io::Checkpoint& checkpoint, int32_t text_hidden, 
   config_.text_hidden = text_hidden;
   check_config(config_, checkpoint.path());
   load(checkpoint);
-  ExecutorSpec spec;
-  spec.max_tokens = config_.patches();
-  spec.max_logit_rows = 1;
-  spec.max_context = (config_.patches() + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
-  spec.hidden = config_.hidden;
-  spec.heads = spec.kv_heads = config_.heads;
-  spec.head_dim = config_.hidden / config_.heads;
-  spec.vocab = 1;
-  spec.ffn = config_.ffn;
-  spec.kv_type = DType::kF32;
-  // A layer's keys and values are done with when the next one begins: one layer's memory is enough.
-  spec.kv_groups = {{.window = 0, .num_layers = 1, .num_blocks = spec.max_context / kBlockTokens}};
-  spec.layers.assign(static_cast<size_t>(config_.layers), {0, 0});
+  const ExecutorSpec spec = vision_spec(config_, config_.patches());
   executor_ = backend_.make_executor(spec);
   workspace_bytes_ = backend_.workspace_bytes(spec) +
                      spec.kv_block_bytes(0) * static_cast<size_t>(spec.kv_groups[0].num_blocks) +
@@ -202,7 +179,7 @@ void SiglipTower::load(const io::Checkpoint& checkpoint) {
     std::string up = gguf + "ffn_up", down = gguf + "ffn_down";
     const TensorView* first = checkpoint.gguf ? names.find(up + ".weight") : nullptr;
     if (first != nullptr && n != ffn && first->shape[0] == n) std::swap(up, down);
-    Layer& layer = *layers_.emplace_back(std::make_unique<Layer>());
+    VisionLayer& layer = layers_.emplace_back();
     const auto linear = [&](const std::string& in_gguf, const std::string& in_hf, int64_t rows, int64_t cols,
                             WeightPtr& weight, WeightPtr& bias) {
       weight = matrix(in_gguf + ".weight", hf + in_hf + ".weight", rows, cols);
@@ -260,38 +237,6 @@ std::vector<float> SiglipTower::embedded(const std::vector<float>& patches) cons
   return out;
 }
 
-void SiglipTower::run_layer(const Layer& w, int index) {
-  const auto norm = [&](const WeightPtr& weight, const WeightPtr& bias) {
-    return Norm{weight.get(), config_.eps, bias.get(), Norm::Kind::kLayer};
-  };
-  const auto linear = [](const WeightPtr& weight, const WeightPtr& bias) {
-    return Linear{weight.get(), bias.get()};
-  };
-  NormQkv qkv;
-  qkv.norm = norm(w.norm1, w.norm1_bias);
-  qkv.q = linear(w.q, w.q_bias);
-  qkv.k = linear(w.k, w.k_bias);
-  qkv.v = linear(w.v, w.v_bias);
-  executor_->norm_qkv(qkv);
-  Rope rope;  // no angles
-  rope.layer = index;
-  executor_->rope_append_kv(rope);
-  Attend attend;
-  attend.layer = index;
-  attend.scale = 1.0f / std::sqrt(static_cast<float>(config_.hidden / config_.heads));
-  attend.bidirectional = true;
-  executor_->attend(attend);
-  Projection projection;
-  projection.linear = linear(w.out, w.out_bias);
-  executor_->project_add(projection);
-  Ffn ffn;
-  ffn.norm = norm(w.norm2, w.norm2_bias);
-  ffn.up = linear(w.up, w.up_bias);
-  ffn.down = linear(w.down, w.down_bias);
-  ffn.activation = config_.activation;
-  executor_->ffn_add(ffn);
-}
-
 std::vector<float> SiglipTower::averaged(const std::vector<float>& hidden) const {
   const int64_t n = config_.hidden, side = config_.patches_per_side();
   const auto rows = static_cast<int64_t>(std::lround(std::sqrt(config_.tokens)));
@@ -318,7 +263,8 @@ std::vector<float> SiglipTower::rows_of(const uint8_t* rgb, const ImageGrid& /*g
   batch.sequences = std::span(&slice, 1);
   executor_->begin(batch);
   executor_->write_slot(Slot::kResidual, embedded(patches_of(rgb)));
-  for (size_t l = 0; l < layers_.size(); ++l) run_layer(*layers_[l], static_cast<int>(l));
+  for (size_t l = 0; l < layers_.size(); ++l)
+    run_vision_layer(*executor_, layers_[l], static_cast<int>(l), config_);
   std::vector<float> hidden(static_cast<size_t>(config_.patches() * n));
   const Norm post{post_norm_.get(), config_.eps, post_norm_bias_.get(), Norm::Kind::kLayer};
   for (int32_t row = 0; row < config_.patches(); ++row)

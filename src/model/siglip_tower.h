@@ -10,17 +10,15 @@
 
 #include "backend/backend.h"
 #include "io/checkpoint.h"
+#include "model/vision_layer.h"
 #include "model/vision_tower.h"
 
 namespace millrace {
 
-struct SiglipConfig {
-  int32_t hidden = 0, layers = 0, heads = 0, ffn = 0;
+struct SiglipConfig : VisionLayerShape {
   int32_t image_size = 0, patch_size = 0;  // pixels
   int32_t tokens = 0;                      // rows of an image
   int32_t text_hidden = 0;
-  float eps = 1e-6f;
-  Activation activation = Activation::kGeluTanh;
   std::array<float, 3> mean{0.5f, 0.5f, 0.5f}, deviation{0.5f, 0.5f, 0.5f};  // of the colours, in [0, 1]
 
   int32_t patches_per_side() const { return image_size / patch_size; }
@@ -40,20 +38,18 @@ class SiglipTower final : public VisionTower {
   std::vector<float> rows_of(const uint8_t* rgb, const ImageGrid& grid) override;
 
  private:
-  struct Layer;
   struct Names;
   void load(const io::Checkpoint& checkpoint);
   std::vector<float> patches_of(const uint8_t* rgb) const;  // [patches, 3 * patch * patch]
   std::vector<float> embedded(const std::vector<float>& patches) const;
   std::vector<float> averaged(const std::vector<float>& hidden) const;  // [tokens, hidden]
-  void run_layer(const Layer& layer, int index);
 
   SiglipConfig config_;
   Backend& backend_;
   std::vector<float> patch_weight_;            // [3 * patch * patch, hidden]: columns of the convolution
   std::vector<float> patch_bias_, positions_;  // [hidden]; [patches, hidden]
   std::vector<float> soft_norm_, projection_;  // [hidden]; [hidden, text_hidden]
-  std::vector<std::unique_ptr<Layer>> layers_;
+  std::vector<VisionLayer> layers_;
   WeightPtr post_norm_, post_norm_bias_;
   std::unique_ptr<Executor> executor_;
   size_t workspace_bytes_ = 0;

@@ -239,8 +239,9 @@ std::optional<TensorView> WeightSource::find_experts(int layer, const WeightSpec
     return found || experts.stacked.empty() ? found : gather_stacked(layer, spec);
   }
   if (bias) return find_fused_bias(layer, experts);
-  std::optional<TensorView> found = find_fused_blocks(layer, experts);
-  return found ? found : gather_transposed(layer, spec);
+  if (std::optional<TensorView> found = find_fused_blocks(layer, experts)) return found;
+  const TensorView* fused = checkpoint_.find_tensor(expert_name(layer, experts, experts.fused));
+  return fused == nullptr ? std::nullopt : std::optional(gather_transposed(*fused, experts));
 }
 
 // [experts, rows] of which every row_step-th is this one's: seen as [experts, rows, 1] with a stride between
@@ -359,7 +360,11 @@ std::optional<TensorView> WeightSource::gather_stacked(int layer, const WeightSp
   const std::string name = fmt::format("{}{}.{}", architecture_.hf_names().layers, layer, experts.stacked);
   const TensorView* all = checkpoint_.find_tensor(name);
   if (all == nullptr) return std::nullopt;
-  const int64_t rows = spec.shape[1];
+  const int64_t rows = spec.shape[1], cols = spec.shape[2];
+  const bool plain = all->rank == 3 && all->shape[1] == rows * experts.parts && all->shape[2] == cols;
+  if (!plain && all->rank == 3 && all->shape[1] == cols && all->shape[2] == rows * experts.parts) {
+    return gather_transposed(*all, experts);  // as Qwen 3 VL's are published
+  }
   if (all->rank != 3 || info(all->type).block_elements != 1 || all->type == DType::kF8E4M3 ||
       all->shape[1] != rows * experts.parts) {
     throw_error(ErrorCode::kBadInput, "{}: tensor {}: found {} {}, expected floats [experts, {}, cols]",
@@ -383,19 +388,16 @@ std::optional<TensorView> WeightSource::gather_stacked(int layer, const WeightSp
 }
 
 // Floats [experts, cols, rows], used as x W. Turned into [experts, rows, cols].
-std::optional<TensorView> WeightSource::gather_transposed(int layer, const WeightSpec& spec) {
-  const HfExperts& experts = *spec.experts;
-  const TensorView* fused = checkpoint_.find_tensor(expert_name(layer, experts, experts.fused));
-  if (fused == nullptr) return std::nullopt;
+TensorView WeightSource::gather_transposed(const TensorView& fused, const HfExperts& experts) {
   const int64_t parts = experts.parts * experts.row_step;
-  if (fused->rank != 3 || info(fused->type).block_elements != 1 || fused->shape[2] % parts != 0) {
+  if (fused.rank != 3 || info(fused.type).block_elements != 1 || fused.shape[2] % parts != 0) {
     throw_error(ErrorCode::kBadInput,
                 "{}: tensor {}: found {} of rank {}, expected floats [experts, cols, rows]",
-                checkpoint_.path(), fused->name, info(fused->type).name, fused->rank);
+                checkpoint_.path(), fused.name, info(fused.type).name, fused.rank);
   }
-  const int64_t num_experts = fused->shape[0], cols = fused->shape[1], rows = fused->shape[2] / parts;
-  const size_t element = static_cast<size_t>(info(fused->type).block_bytes);
-  TensorView view = *fused;
+  const int64_t num_experts = fused.shape[0], cols = fused.shape[1], rows = fused.shape[2] / parts;
+  const size_t element = static_cast<size_t>(info(fused.type).block_bytes);
+  TensorView view = fused;
   set_shape(view, {num_experts, rows, cols});
   view.row_stride_bytes = static_cast<int64_t>(element) * cols;
   const size_t part_bytes = element * static_cast<size_t>(rows * cols);
@@ -408,8 +410,8 @@ std::optional<TensorView> WeightSource::gather_transposed(int layer, const Weigh
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < cols; ++c, to += element) {
         std::memcpy(to,
-                    fused->data + element * ((x * cols + c) * fused->shape[2] + experts.first_row +
-                                             r * experts.row_step),
+                    fused.data + element * ((x * cols + c) * fused.shape[2] + experts.first_row +
+                                            r * experts.row_step),
                     element);
       }
     }

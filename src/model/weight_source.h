@@ -83,7 +83,7 @@ class WeightSource {
   TensorView gather_packed(const std::vector<Stored>& parts);
   std::optional<TensorView> find_fused_bias(int layer, const HfExperts& experts) const;
   std::optional<TensorView> find_fused_blocks(int layer, const HfExperts& experts) const;
-  std::optional<TensorView> gather_transposed(int layer, const WeightSpec& spec);
+  TensorView gather_transposed(const TensorView& fused, const HfExperts& experts);
   std::optional<TensorView> gather_stacked(int layer, const WeightSpec& spec);
   // What a file has as rows of something larger, turned around, or less a number.
   std::optional<TensorView> find_part(int layer, const WeightSpec& spec);

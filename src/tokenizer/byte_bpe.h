@@ -28,6 +28,9 @@ class ByteBpe final : public BpeTokenizer {
  public:
   ByteBpe(TokenizerParts parts, ByteBpeOptions options);
   std::string decode(std::span<const TokenId> ids, bool special) const override;
+  std::string_view gguf_pre() const override {
+    return name_gguf_pretokenizer(options_.scanners, options_.nfc);
+  }
 
  private:
   std::string_view normalize(std::string_view text, EncodeState& state) const override;

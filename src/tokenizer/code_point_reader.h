@@ -19,11 +19,26 @@ inline const std::array<uint8_t, 128>& ascii_flags() {
   return flags;
 }
 
+// \p{Han}
+inline bool is_han(uint32_t c) {
+  constexpr uint32_t kRanges[][2] = {
+      {0x2e80, 0x2e99},   {0x2e9b, 0x2ef3},   {0x2f00, 0x2fd5},   {0x3005, 0x3005},   {0x3007, 0x3007},
+      {0x3021, 0x3029},   {0x3038, 0x303b},   {0x3400, 0x4dbf},   {0x4e00, 0x9fff},   {0xf900, 0xfa6d},
+      {0xfa70, 0xfad9},   {0x16fe2, 0x16fe3}, {0x16ff0, 0x16ff1}, {0x20000, 0x2a6df}, {0x2a700, 0x2b739},
+      {0x2b740, 0x2b81d}, {0x2b820, 0x2cea1}, {0x2ceb0, 0x2ebe0}, {0x2ebf0, 0x2ee5d}, {0x2f800, 0x2fa1d},
+      {0x30000, 0x3134a}, {0x31350, 0x323af}};
+  for (const auto& range : kRanges) {
+    if (c <= range[1]) return c >= range[0];
+  }
+  return false;
+}
+
 // Character classes of one text range.
 struct CodePointReader {
   const char* end;
   const uint8_t* ascii = ascii_flags().data();
   const CodePointTable& table = char_flags_table();
+  bool han_apart = false;  // \p{Han} is neither kUpperish nor kLowerish (Kimi)
 
   uint8_t flags(const char* p, size_t& length) const {
     const uint8_t b = static_cast<uint8_t>(*p);
@@ -31,7 +46,9 @@ struct CodePointReader {
       length = 1;
       return ascii[b];
     }
-    return table[decode_valid_utf8(p, length)];
+    const uint32_t c = decode_valid_utf8(p, length);
+    const uint8_t f = table[c];
+    return han_apart && is_han(c) ? static_cast<uint8_t>(f & ~(kUpperish | kLowerish)) : f;
   }
   // Past the characters that have one of `any` and none of `none`.
   const char* skip(const char* p, uint8_t any, uint8_t none = 0) const {

@@ -27,20 +27,25 @@ size_t contraction(const char* p, const char* end, bool ignore_case) {
 }
 
 // (?i:'s|...)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,max}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-// Without newlines_behind the [\r\n]* is not there.
-const char* scan_cl100k(const char* begin, const char* end, int max_digits, bool newlines_behind = true) {
+// Without newlines_behind the [\r\n]* is not there. marks: [\p{L}\p{M}] for \p{L} in words and, at the front
+// of a word, beside it: [^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+, [^\s\p{L}\p{M}\p{N}]+.
+const char* scan_cl100k(const char* begin, const char* end, int max_digits, bool newlines_behind = true,
+                        bool marks = false) {
   const CodePointReader reader{end};
+  const uint8_t in_word = marks ? kUpperish | kLowerish : kLetter;
+  const uint8_t none = in_word | kNumber | kSpace;
   if (const size_t n = contraction(begin, end, true)) return begin + n;
   size_t n = 0;
   const uint8_t first = reader.flags(begin, n);
-  if ((first & kLetter) != 0) return reader.skip(begin + n, kLetter);
+  if ((first & kLetter) != 0) return reader.skip(begin + n, in_word);
   if ((first & kNumber) != 0) return scan_number_group(reader, begin, max_digits);
   const char* next = begin + n;
   size_t m = 0;
   const uint8_t second = next < end ? reader.flags(next, m) : static_cast<uint8_t>(kSpace);
-  if ((first & kNewline) == 0 && (second & kLetter) != 0) return reader.skip(next + m, kLetter);
-  if ((first & kSpace) == 0 || (*begin == ' ' && (second & kLetterNumberSpace) == 0)) {
-    const char* e = reader.skip_except(next, kLetterNumberSpace);
+  if ((first & kNewline) == 0 && (second & in_word) != 0) return reader.skip(next + m, in_word);
+  if ((first & in_word) != 0) return next;  // a mark alone
+  if ((first & kSpace) == 0 || (*begin == ' ' && (second & none) == 0)) {
+    const char* e = reader.skip_except(next, none);
     return newlines_behind ? reader.skip(e, kNewline) : e;
   }
   return scan_space(reader, begin, true);
@@ -89,9 +94,11 @@ const char* match_o200k_word(const CodePointReader& reader, const char* begin, u
   return e > begin ? reader.skip(e, kLowerish) : begin;
 }
 
-// o200k's expression: words cut where capitals begin, numbers of up to max_digits.
-const char* scan_words_by_case(const char* begin, const char* end, bool contractions, int max_digits) {
-  const CodePointReader reader{end};
+// o200k's expression: words cut where capitals begin, numbers of up to max_digits; without slash, [\r\n]* for
+// [\r\n/]*.
+const char* scan_words_by_case(const CodePointReader& reader, const char* begin, bool contractions,
+                               int max_digits, bool slash = true) {
+  const char* end = reader.end;
   size_t n = 0;
   const uint8_t first = reader.flags(begin, n);
   const char* word = match_o200k_word(reader, begin, first, n);
@@ -100,7 +107,7 @@ const char* scan_words_by_case(const char* begin, const char* end, bool contract
   const char* p = *begin == ' ' ? begin + 1 : begin;
   const char* q = reader.skip_except(p, kLetterNumberSpace);
   if (q > p) {
-    while (q < end && (*q == '\r' || *q == '\n' || *q == '/')) ++q;
+    while (q < end && (*q == '\r' || *q == '\n' || (slash && *q == '/'))) ++q;
     return q;
   }
   return scan_space(reader, begin, true);
@@ -130,10 +137,24 @@ const char* scan_qwen2(const char* begin, const char* end) { return scan_cl100k(
 
 const char* scan_seed(const char* begin, const char* end) { return scan_cl100k(begin, end, 1, false); }
 
-const char* scan_o200k(const char* begin, const char* end) { return scan_words_by_case(begin, end, true, 3); }
+const char* scan_qwen35(const char* begin, const char* end) { return scan_cl100k(begin, end, 1, true, true); }
+
+const char* scan_o200k(const char* begin, const char* end) {
+  return scan_words_by_case(CodePointReader{end}, begin, true, 3);
+}
 
 const char* scan_tekken(const char* begin, const char* end) {
-  return scan_words_by_case(begin, end, false, 1);
+  return scan_words_by_case(CodePointReader{end}, begin, false, 1);
+}
+
+const char* scan_kimi(const char* begin, const char* end) {
+  const char* p = begin;
+  for (size_t n = 0; p < end && static_cast<uint8_t>(*p) >= 0x80 && is_han(decode_valid_utf8(p, n)); p += n) {
+  }
+  if (p > begin) return p;
+  CodePointReader reader{end};
+  reader.han_apart = true;
+  return scan_words_by_case(reader, begin, true, 3, /*slash=*/false);
 }
 
 const char* scan_digit(const char* begin, const char* end) {

@@ -17,7 +17,9 @@ using Scanner = const char* (*)(const char* begin, const char* end);
 const char* scan_gpt2(const char* begin, const char* end);
 const char* scan_llama3(const char* begin, const char* end);
 const char* scan_qwen2(const char* begin, const char* end);
+const char* scan_qwen35(const char* begin, const char* end);  // scan_qwen2 with marks in words
 const char* scan_o200k(const char* begin, const char* end);
+const char* scan_kimi(const char* begin, const char* end);  // o200k's with \p{Han}+ apart
 const char* scan_tekken(const char* begin, const char* end);
 const char* scan_seed(const char* begin, const char* end);             // ByteDance's Seed
 const char* scan_deepseek3(const char* begin, const char* end);        // the last of DeepSeek V3's three
@@ -52,6 +54,8 @@ struct GgufPretokenizer {
 };
 // Nothing when the name is unknown.
 std::optional<GgufPretokenizer> find_gguf_pretokenizer(std::string_view pre);
+// The name of one that cuts by these, with NFC before it if one is; empty when there is none.
+std::string_view name_gguf_pretokenizer(const std::vector<Scanner>& scanners, bool nfc);
 // All names, for messages.
 std::string gguf_pretokenizer_names();
 

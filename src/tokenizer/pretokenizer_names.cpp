@@ -19,6 +19,16 @@ Scanner find_split_scanner(std::string_view regex) {
       {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|)"
        R"(\s+(?!\S)|\s+)",
        scan_qwen2},
+      {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|)"
+       R"(\s*[\r\n]+|\s+(?!\S)|\s+)",
+       scan_qwen35},
+      {R"([\p{Han}]+|)"
+       R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+)"
+       R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+       R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*)"
+       R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+       R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+       scan_kimi},
       {R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
        R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
        R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
@@ -74,24 +84,33 @@ std::span<const NamedPretokenizer> named_pretokenizers() {
   static const NamedPretokenizer kNamed[] = {
       {"gpt-2", {{scan_gpt2}}},
       {"phi-2", {{scan_gpt2}}},
-      {"modern-bert", {{scan_gpt2}, false, false, true}},
       {"olmo", {{scan_gpt2}, false, false, true}},
+      {"modern-bert", {{scan_gpt2}, false, false, true}},
       {"roberta-bpe", {{scan_gpt2}}},
+      {"granite-docling", {{scan_gpt2}}},
       {"llama-bpe", {{scan_llama3}, true, true}},
       {"llama3", {{scan_llama3}, true, true}},
       {"llama-v3", {{scan_llama3}, true, true}},
       {"pixtral", {{scan_llama3}, true, true}},
+      {"falcon3", {{scan_llama3}, true, true}},
+      {"falcon-h1", {{scan_llama3}, true, true}},
+      {"lfm2", {{scan_llama3}, true, true}},
+      {"midm-2.0", {{scan_llama3}, true, true}},
       {"dbrx", {{scan_llama3}}},
       {"smaug-bpe", {{scan_llama3}}},
       {"glm4", {{scan_llama3}}},
       {"chatglm-bpe", {{scan_llama3}}},
       {"qwen2", {{scan_qwen2}, false, false, true}},
       {"deepseek-r1-qwen", {{scan_qwen2}, false, false, true}},
+      {"qwen35", {{scan_qwen35}, false, false, true}},
       {"seed-coder", {{scan_seed}}},
       {"gpt-4o", {{scan_o200k}, true}},
       {"llama4", {{scan_o200k}, true}},
+      {"kanana2", {{scan_o200k}, true}},
+      {"kimi-k2", {{scan_kimi}, true}},
       {"tekken", {{scan_tekken}, true, true}},
       {"deepseek-v3", {{scan_number_by_three, scan_han_or_kana, scan_deepseek3}}},
+      {"joyai-llm", {{scan_number_by_three, scan_han_or_kana, scan_deepseek3}}},
       {"deepseek-coder",
        {{scan_line_end, scan_space_letters, scan_space_punctuation, scan_han_or_hangul, scan_digit}}},
       {"deepseek-llm",
@@ -114,6 +133,16 @@ std::optional<GgufPretokenizer> find_gguf_pretokenizer(std::string_view pre) {
   for (const NamedPretokenizer& named : named_pretokenizers())
     if (named.name == pre) return named.what;
   return std::nullopt;
+}
+
+std::string_view name_gguf_pretokenizer(const std::vector<Scanner>& scanners, bool nfc) {
+  std::string_view found;
+  for (const NamedPretokenizer& named : named_pretokenizers()) {
+    if (named.what.scanners != scanners) continue;
+    if (named.what.nfc == nfc) return named.name;
+    if (found.empty()) found = named.name;
+  }
+  return found;
 }
 
 std::string gguf_pretokenizer_names() {

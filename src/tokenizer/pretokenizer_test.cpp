@@ -82,7 +82,8 @@ INSTANTIATE_TEST_SUITE_P(All, PretokenizerSplits,
                                          Named{"tekken", "tekken"}, Named{"deepseek3", "deepseek-v3"},
                                          Named{"deepseek_coder", "deepseek-coder"},
                                          Named{"deepseek_llm", "deepseek-llm"}, Named{"seed", "seed-coder"},
-                                         Named{"cl100k", "dbrx"}),
+                                         Named{"cl100k", "dbrx"}, Named{"qwen35", "qwen35"},
+                                         Named{"kimi", "kimi-k2"}),
                          [](const auto& param) { return std::string(param.param.name); });
 
 using Pieces = std::vector<std::string>;

@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tokenizer/bpe_tokenizer.h"
 
@@ -12,6 +13,14 @@ namespace millrace {
 // A token as GGUF files have it, a Python literal of bytes without its quotes: \n, \xff, \\. False, with
 // `bytes` unspecified, where it ends within an escape or has one that is none.
 bool unescape_rwkv_token(std::string_view token, std::string& bytes);
+
+// A vocabulary's own file: a line for each token, its id, a Python literal of text or of bytes ('a', b'\xff')
+// and its length in bytes; id 0, which has none, ends a text. Throws Error{kBadInput} naming the line.
+struct RwkvVocabulary {
+  std::vector<std::string> tokens;  // as GGUF files have them
+  std::vector<int32_t> types;       // GGUF's: 1 normal, 3 control, 5 unused
+};
+RwkvVocabulary read_rwkv_vocabulary(std::string_view text, const std::string& source);
 
 class RwkvWorld final : public BpeTokenizer {
  public:

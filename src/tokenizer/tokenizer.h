@@ -41,6 +41,8 @@ class Tokenizer {
   // tekken.json, as Mistral publishes it.
   static std::shared_ptr<const Tokenizer> from_tekken(std::string_view tekken_json,
                                                       const std::string& source);
+  // RWKV's vocabulary as its directories have it (rwkv_vocab_v20230424.txt).
+  static std::shared_ptr<const Tokenizer> from_rwkv(std::string_view vocabulary, const std::string& source);
   virtual ~Tokenizer() = default;
 
   struct EncodeOptions {
@@ -72,6 +74,8 @@ class Tokenizer {
   virtual std::vector<TokenId> end_tokens() const = 0;
   // Whether decode drops one space at the start, which the encoder had put there.
   virtual bool strips_leading_space() const { return false; }
+  // What GGUF calls its way of cutting text into words (tokenizer.ggml.pre); empty: GGUF has no name for it.
+  virtual std::string_view gguf_pre() const { return "default"; }
 };
 
 // Turns ids into text as they come, holding back the bytes of a character that is not complete yet. With

@@ -245,6 +245,20 @@ TEST(TokenizerGguf, RwkvWorldIsGreedy) {
   EXPECT_EQ(t->end_tokens(), (Ids{0}));
 }
 
+// The same of the file that directories have: text is UTF-8, bytes are bytes, and 0 ends a text.
+TEST(TokenizerRwkv, ReadsTheVocabularysOwnFile) {
+  const std::string file =
+      "1 '\\x00' 1\n2 'a' 1\n3 b'\\xe6' 1\n4 '\\n\\n' 2\n5 \"'\" 1\n6 '\\xa0' 2\n7 '\\u3000' 3\n"
+      "8 '\\U0001f600' 4\n9 '  ' 2\n11 '\xe6\xb0\xb4' 3\n12 '\\\\' 1\n13 'b ' 2\n";
+  const auto t = Tokenizer::from_rwkv(file, "test");
+  EXPECT_EQ(t->vocab_size(), 14);
+  EXPECT_EQ(t->encode(std::string("\0a'\n\n", 5)), (Ids{1, 2, 5, 4}));
+  EXPECT_EQ(t->encode("\xc2\xa0\xe3\x80\x80\xf0\x9f\x98\x80  b "), (Ids{6, 7, 8, 9, 13}));
+  EXPECT_EQ(t->encode("\xe6\xb0\xb4\xe6\\"), (Ids{11, 3, 12}));
+  EXPECT_EQ(t->encode("a<|rwkv_tokenizer_end_of_text|>"), (Ids{2, 0}));
+  EXPECT_EQ(t->end_tokens(), (Ids{0}));
+}
+
 template <class Function>
 void expect_error(ErrorCode code, const std::string& part, Function function) {
   try {
@@ -255,6 +269,15 @@ void expect_error(ErrorCode code, const std::string& part, Function function) {
     EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
     EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
   }
+}
+
+TEST(TokenizerRwkv, BadFiles) {
+  for (const char* bad :
+       {"1 'a' 2\n", "1 'a\n", "1 a 1\n", "0 'a' 1\n", "1 'a' 1\n1 'b' 1\n", "x 'a' 1\n",
+        "9999999999 'a' 1\n", "1 '\\q' 2\n", "1 '\\ud800' 3\n", "1 '\\x4' 1\n", "1 '' 0\n"}) {
+    expect_error(ErrorCode::kBadInput, "test: line ", [&] { Tokenizer::from_rwkv(bad, "test"); });
+  }
+  expect_error(ErrorCode::kBadInput, "found no tokens", [] { Tokenizer::from_rwkv("\n", "test"); });
 }
 
 TEST(TokenizerGguf, BadVocabularies) {

@@ -67,7 +67,7 @@ def state_dict(model):
             value = value.T.contiguous()
         if w.codes is not None:  # gpt-oss experts are [E, in, out] in the module
             value = value.transpose(1, 2).contiguous()
-        if ".experts." in name and model.type in ("qwen3_moe", *tiny_models.MIXTURES):
+        if ".experts." in name and model.type in ("qwen3_moe", "qwen3_vl_moe_text", *tiny_models.MIXTURES):
             before, after = name.replace(".block_sparse_moe", ".mlp").split(".experts.")
             proj = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}.get(after.split(".")[1], after.split(".")[1])
             stacks.setdefault(before + ".experts.", {}).setdefault(proj, []).append(value)

@@ -157,7 +157,7 @@ class Draw:
             at = f"model.layers.{i}"
             self.norm(f"{at}.input_layernorm", hidden)
             bias = {"gpt_oss": "all", "qwen2": "qkv", "qwen2_moe": "qkv", "llama": "qkvo" if c.get("attention_bias") else None}.get(kind)
-            qk_norm = kind in ("qwen3", "qwen3_moe", "qwen3_vl_text") or kind == "glm4_moe" and c["use_qk_norm"]
+            qk_norm = kind in ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text") or kind == "glm4_moe" and c["use_qk_norm"]
             if "kv_lora_rank" in c:
                 self.latent_attention(f"{at}.self_attn")
             else:
@@ -165,7 +165,7 @@ class Draw:
             self.norm(f"{at}.post_attention_layernorm", hidden)
             if kind == "gpt_oss":
                 self.gpt_oss_mlp(f"{at}.mlp")
-            elif kind == "qwen3_moe" and i not in c["mlp_only_layers"]:
+            elif kind in ("qwen3_moe", "qwen3_vl_moe_text") and i not in c["mlp_only_layers"]:
                 experts = c.get("num_experts") or c["num_local_experts"]
                 self.linear(f"{at}.mlp.gate", experts, hidden, 2.0)
                 for e in range(experts):
@@ -216,8 +216,9 @@ def plain(name, seed, kind, architecture, family, s, hf=None, gguf=None, linear=
     return Model(name, config, draw.model(), tok, hf or {}, gguf or {}, variants=variants or {})
 
 
-def qwen3vl(name, seed):
+def qwen3vl(name, seed, experts=False):
     """The language model of one that sees; make_qwen_image_golden.py has one with a tower."""
+    kind, classes = ("qwen3_vl_moe", "Qwen3VLMoe") if experts else ("qwen3_vl", "Qwen3VL")
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4, "out_hidden_size": 48,
               "num_position_embeddings": 4, "deepstack_visual_indexes": [0]}
 
@@ -227,23 +228,26 @@ def qwen3vl(name, seed):
         return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
 
     def around(config):
-        return {"architectures": config["architectures"], "model_type": "qwen3_vl", "text_config": config | sections,
-                "vision_config": vision | {"model_type": "qwen3_vl"}, "tie_word_embeddings": False}
+        return {"architectures": config["architectures"], "model_type": kind, "text_config": config | sections,
+                "vision_config": vision | {"model_type": kind}, "tie_word_embeddings": False}
 
     def reference(config, state):
         import transformers
 
         text = {k: v for k, v in config.items() if k not in ("architectures", "torch_dtype")} | sections
-        config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False)
-        net = transformers.Qwen3VLForConditionalGeneration._from_config(config, attn_implementation="eager").float()
+        config = getattr(transformers, classes + "Config")(text_config=text, vision_config=vision, tie_word_embeddings=False)
+        net = getattr(transformers, classes + "ForConditionalGeneration")._from_config(
+            config, attn_implementation="eager", experts_implementation="eager").float()
         missing, unexpected = net.load_state_dict({within(n): v for n, v in state.items()}, strict=False)
         assert not unexpected and all(n.startswith("model.visual.") for n in missing), (missing, unexpected)
         return net
 
-    m = plain(name, seed, "qwen3_vl_text", "Qwen3VLForConditionalGeneration", "qwen2", shape(48, 3, 3, 1, 40, 24),
-              hf={"around": around, "rename": within}, linear=lambda rng, n, sh, std: qf.exact_bf16(rng, sh, 0.0, std),
+    more = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=32, decoder_sparse_step=1,
+                mlp_only_layers=[]) if experts else {}
+    m = plain(name, seed, kind + "_text", classes + "ForConditionalGeneration", "qwen2", shape(48, 3, 3, 1, 40, 24),
+              hf={"around": around, "rename": within, "stacked": experts}, linear=lambda rng, n, sh, std: qf.exact_bf16(rng, sh, 0.0, std),
               gguf={"types": T.BF16, "keys": {"add_rope_dimension_sections": [4, 5, 3, 0], "add_num_deepstack_layers": 1}},
-              rope_theta=500000.0)
+              rope_theta=500000.0, **more)
     m.reference = reference
     return m
 
@@ -402,6 +406,7 @@ def build():
                                hf={"spelling": 5}, gguf=mostly_f16, tie_word_embeddings=True,
                                rope_theta=1000000.0, attention_bias=False),
         "qwen3vl": lambda: qwen3vl("qwen3vl", 34),
+        "qwen3vlmoe": lambda: qwen3vl("qwen3vlmoe", 35, experts=True),
         "qwen3-fp8": lambda: fp8("qwen3-fp8", 33),
         "qwen3moe": lambda: plain("qwen3moe", 41, "qwen3_moe", "Qwen3MoeForCausalLM", "qwen2",
                                   shape(64, 2, 4, 2, 96, 32), hf={"shards": 2}, gguf=q8, num_experts=5,

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from quantize_formats import Weight, mxfp4_hf_blocks
 
 GGUF_ARCH = {"gpt_oss": "GPT_OSS", "llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3",
-             "qwen3_moe": "QWEN3MOE", "qwen3_vl_text": "QWEN3VL"}
+             "qwen3_moe": "QWEN3MOE", "qwen3_vl_text": "QWEN3VL", "qwen3_vl_moe_text": "QWEN3VLMOE"}
 GGUF_ARCH |= {"gemma3_text": "GEMMA3", "gemma2": "GEMMA2", "phi3": "PHI3", "granite": "GRANITE", "olmo2": "OLMO2",
               "smollm3": "SMOLLM3", "seed_oss": "SEED_OSS", "ernie4_5": "ERNIE4_5", "ministral": "LLAMA", 
               "gpt2": "GPT2", "phi": "PHI2", "mixtral": "LLAMA", "qwen2_moe": "QWEN2MOE", "glm4_moe": "GLM4_MOE",
@@ -99,7 +99,7 @@ def hf_tensors(model):
 
 
 def fused_experts(model, tensors):
-    """One tensor for all experts: Llama 4's [E, in, out], or [E, out, in] as transformers 5 holds them."""
+    """One tensor for all experts: Llama 4's and Qwen 3 VL's [E, in, out], or [E, out, in] as transformers 5 holds them."""
     out, stacks = {}, {}
     for name, value in tensors.items():
         name = name.replace(".block_sparse_moe.", ".mlp.")
@@ -111,7 +111,7 @@ def fused_experts(model, tensors):
     for at, parts in stacks.items():
         gate, up, down = (torch.stack(p) for p in parts.values())
         both = {"gate_up_proj": torch.cat([gate, up], dim=1), "down_proj": down}
-        turn = (lambda t: t.transpose(1, 2)) if model.type == "llama4_text" else lambda t: t
+        turn = (lambda t: t.transpose(1, 2)) if model.type in ("llama4_text", "qwen3_vl_moe_text") else lambda t: t
         out |= {f"{at}.experts.{p}": turn(t).contiguous() for p, t in both.items()}
     return out
 
@@ -287,7 +287,7 @@ def add_metadata(writer, model):
         writer.add_expert_count(c["num_local_experts"])
         writer.add_expert_used_count(c["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(c["intermediate_size"])
-    if model.type == "qwen3_moe":
+    if model.type in ("qwen3_moe", "qwen3_vl_moe_text"):
         writer.add_expert_count(c["num_experts"])
         writer.add_expert_used_count(c["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(c["moe_intermediate_size"])

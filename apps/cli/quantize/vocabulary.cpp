@@ -6,23 +6,14 @@
 #include "engine/load_tokenizer.h"
 #include "io/hf_directory.h"
 #include "io/printable.h"
+#include "tokenizer/pretokenizer.h"
+#include "tokenizer/rwkv_world.h"
 #include "tokenizer/tokenizer_json.h"
 
 namespace millrace::cli {
 namespace {
 
 constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6;
-
-// What text is cut into words by, told from the pattern of tokenizer.json.
-const char* pre_name(const nlohmann::json& pre_tokenizer) {
-  const std::string text = pre_tokenizer.dump();
-  const auto has = [&](const char* part) { return text.find(part) != std::string::npos; };
-  if (has("\\\\p{Lu}\\\\p{Lt}")) return "gpt-4o";
-  if (has("\\\\p{N}{1,3}")) return "llama-bpe";
-  if (has("Digits")) return "smollm";
-  if (has("\\\\r\\\\n\\\\p{L}")) return "qwen2";
-  return "gpt-2";
-}
 
 struct GgufVocabulary {
   bool sentencepiece = false;
@@ -105,18 +96,38 @@ std::optional<int32_t> special_id(const io::HfDirectory& hf, const Tokenizer& to
   return std::nullopt;
 }
 
+// RWKV's World: tokens of bytes, the first of which ends a text; what stands for its template is its name.
+void write_rwkv(const io::Checkpoint& hf, int32_t size, io::GgufWriter& writer) {
+  RwkvVocabulary v = read_rwkv_vocabulary(hf.hf->rwkv_vocab, hf.path());
+  for (auto id = static_cast<int32_t>(v.tokens.size()); id < size; ++id) {
+    v.tokens.push_back(fmt::format("[PAD{}]", id));
+    v.types.push_back(kUnused);
+  }
+  writer.set_string("tokenizer.ggml.model", "rwkv");
+  writer.set_strings("tokenizer.ggml.tokens", v.tokens);
+  writer.set_i32s("tokenizer.ggml.token_type", v.types);
+  writer.set_u32("tokenizer.ggml.eos_token_id", 0);
+  const std::string& own = hf.hf->chat_template;
+  writer.set_string("tokenizer.chat_template", own.empty() ? "rwkv-world" : own);
+}
+
 }  // namespace
 
 void write_vocabulary(const io::Checkpoint& hf, const ModelConfig& config, io::GgufWriter& writer) {
+  if (!hf.hf->rwkv_vocab.empty()) return write_rwkv(hf, config.vocab, writer);
   if (hf.hf->tokenizer_json.empty()) return;
   const std::string source = hf.path() + "/tokenizer.json";
   const TokenizerJson json = parse_tokenizer_json(hf.hf->tokenizer_json, source);
   const GgufVocabulary v = gguf_vocabulary(json, source, config.vocab);
   const auto tokenizer = load_tokenizer(hf);
   writer.set_string("tokenizer.ggml.model", v.sentencepiece ? "llama" : "gpt2");
-  const auto pre = json.rest.find("pre_tokenizer");
-  writer.set_string("tokenizer.ggml.pre",
-                    v.sentencepiece || pre == json.rest.end() ? "default" : pre_name(*pre));
+  const std::string_view pre = v.sentencepiece ? "default" : tokenizer->gguf_pre();
+  if (pre.empty()) {
+    throw_error(ErrorCode::kUnsupported,
+                "{}: pre_tokenizer: found one that GGUF has no name for, expected {}", source,
+                gguf_pretokenizer_names());
+  }
+  writer.set_string("tokenizer.ggml.pre", pre);
   writer.set_strings("tokenizer.ggml.tokens", v.tokens);
   writer.set_i32s("tokenizer.ggml.token_type", v.types);
   if (v.sentencepiece) {
@@ -147,7 +158,7 @@ void write_vocabulary(const io::Checkpoint& hf, const ModelConfig& config, io::G
 }
 
 void check_vocabulary(const io::Checkpoint& hf, const io::Checkpoint& gguf) {
-  if (hf.hf->tokenizer_json.empty()) return;
+  if (hf.hf->tokenizer_json.empty() && hf.hf->rwkv_vocab.empty()) return;
   const auto theirs = load_tokenizer(hf), ours = load_tokenizer(gguf);
   constexpr const char* kTexts[] = {
       "The miller's wheel turned 12345 times in 1847; he'd counted, WE'LL say, \"exactly\" (or nearly).",
@@ -160,8 +171,8 @@ void check_vocabulary(const io::Checkpoint& hf, const io::Checkpoint& gguf) {
   for (const char* text : kTexts) {
     if (theirs->encode(text) == ours->encode(text)) continue;
     throw_error(ErrorCode::kUnsupported,
-                "{}/tokenizer.json: found a tokenizer that GGUF's keys do not name: its ids differ for {}",
-                hf.path(), io::printable(text));
+                "{}: found a tokenizer that GGUF's keys do not name: its ids differ for {}", hf.path(),
+                io::printable(text));
   }
 }
 

@@ -60,8 +60,8 @@ void gate_up_chunk(const Context& ctx, const GateUp& op, int64_t expert, int64_t
       gemm_chunk(kernels, {*up, expert, first, count}, x.from(m), rows, u, count, dequantized,
                  {prefetch.next, prefetch.bytes, true});
     }
-    low_rank_add_part(kernels, op.gate_updates, m, rows, first, count, g, count);
-    low_rank_add_part(kernels, op.up_updates, m, rows, first, count, u, count);
+    low_rank_add_part(kernels, op.gate_updates, op.updates_at + m, rows, first, count, g, count);
+    low_rank_add_part(kernels, op.up_updates, op.updates_at + m, rows, first, count, u, count);
     for (int64_t i = 0; i < rows; ++i) {
       float *gi = g + i * count, *ui = u + i * count;
       float* y = inner.formats.float32 ? inner.values + (m + i) * gate.rows + first : gi;

@@ -19,8 +19,9 @@ struct GateUp {
     kReluSquared
   } activation = Activation::kSilu;
   float alpha = 1.702f, limit = 7.0f;
-  // Of a plain matrix: what is added to both products before biases and activation.
+  // What is added to both products before biases and activation.
   std::span<const LowRankRun> gate_updates = {}, up_updates = {};
+  int64_t updates_at = 0;  // the updates' row that is row 0 of x: of experts, runs count sorted rows
 };
 
 // What lies between up and down.

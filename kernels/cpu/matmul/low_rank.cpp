@@ -16,7 +16,8 @@ Panel float_panel(const float* x, int64_t stride) {
 
 }  // namespace
 
-void low_rank_inner(const Context& ctx, std::span<const LowRankRun> runs, const float* x, int64_t stride) {
+void low_rank_inner(const Context& ctx, std::span<const LowRankRun> runs, const float* x, int64_t stride,
+                    const int32_t* index) {
   if (runs.empty()) return;
   int64_t tasks = 0;
   for (const LowRankRun& run : runs) tasks += tasks_for(run.count, kRowsAtATime);
@@ -26,8 +27,10 @@ void low_rank_inner(const Context& ctx, std::span<const LowRankRun> runs, const 
       int64_t at = task;
       for (; at >= tasks_for(run->count, kRowsAtATime); ++run) at -= tasks_for(run->count, kRowsAtATime);
       const int64_t row = at * kRowsAtATime, rank = run->a->rows;
-      float_product(ctx.kernels)(run->a->matrix, 0, rank,
-                                 float_panel(x + (run->first + row) * stride, stride),
+      const int64_t first = run->first + row;
+      Panel from = float_panel(index == nullptr ? x + first * stride : x, stride);
+      if (index != nullptr) from.index = index + first;
+      float_product(ctx.kernels)(run->a->matrix, run->expert * run->a->expert_rows, rank, from,
                                  std::min(kRowsAtATime, run->count - row), run->inner + row * rank, rank);
     }
   });
@@ -44,7 +47,8 @@ void low_rank_add_part(const KernelTable& kernels, std::span<const LowRankRun> r
       const Panel inner = float_panel(run.inner + (row - run.first) * rank, rank);
       for (int64_t c = 0; c < count; c += kColsAtATime) {
         const int64_t cols = std::min(kColsAtATime, count - c);
-        float_product(kernels)(run.b->matrix, first + c, cols, inner, rows, sum, cols);
+        float_product(kernels)(run.b->matrix, run.expert * run.b->expert_rows + first + c, cols, inner, rows,
+                               sum, cols);
         for (int64_t i = 0; i < rows; ++i) {
           kernels.scale_add(y + (row - m + i) * stride + c, 1.0f, sum + i * cols, 1.0f, cols);  // their sum
         }

@@ -17,10 +17,13 @@ struct LowRankRun {
   const WeightMatrix* a;  // float32 [rank, in]
   const WeightMatrix* b;  // float32 [out, rank]
   float* inner;           // [count][rank]: A x
+  int64_t expert = 0;  // of A [experts, rank, in] and B [experts, out, rank], where the product is of experts
 };
 
-// inner = A x of every run; x: [rows][in] of the product, rows `stride` apart.
-void low_rank_inner(const Context& ctx, std::span<const LowRankRun> runs, const float* x, int64_t stride);
+// inner = A x of every run; x: [rows][in] of the product, rows `stride` apart, or those that `index` names,
+// [rows of the product].
+void low_rank_inner(const Context& ctx, std::span<const LowRankRun> runs, const float* x, int64_t stride,
+                    const int32_t* index = nullptr);
 
 // y += B inner, for rows [m, m + num_m) and columns [first, first + count) of the product, by the calling
 // thread. y: row m, column `first`; rows `stride` apart.

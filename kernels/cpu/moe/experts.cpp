@@ -9,7 +9,7 @@ constexpr int64_t kCombinedColumns = 512;  // of a token whose experts are added
 
 ActivationFormats inner_formats(const Context& ctx, const MoeExperts& op) {
   ActivationFormats formats = formats_for(ctx.kernels, {op.down}, op.rows, true);
-  formats.float32 |= op.keep_inner;
+  formats.float32 |= op.keep_inner || op.updates != nullptr;
   return formats;
 }
 
@@ -38,6 +38,8 @@ class ExpertsRun {
   InnerActivations inner_at(int64_t sorted_row) const;
   InnerActivations own_inner_at(int64_t sorted_row) const;
   void exchange_inner();
+  void find_runs(const ExpertUpdates::Product& product) const;
+  std::span<const LowRankRun> runs_of(const ExpertUpdates::Product& product, int32_t expert) const;
   void gate_up_part(int32_t expert, int64_t first, int64_t count, const PrefetchHint& prefetch, int thread);
   void down_part(int32_t expert, int64_t first, int64_t count, const PrefetchHint& prefetch, int thread);
   template <class Part>
@@ -112,17 +114,47 @@ void ExpertsRun::exchange_inner() {
   }
 }
 
+// Sorted rows side by side of the same expert and adapter.
+void ExpertsRun::find_runs(const ExpertUpdates::Product& product) const {
+  product.runs->clear();
+  float* inner = product.inner;
+  for (int64_t expert = 0; expert < gate_.experts; ++expert) {
+    for (int64_t row = order_.start[expert], end; row < order_.start[expert + 1]; row = end) {
+      const int32_t adapter = op_.updates->adapters[order_.token_of[row]];
+      end = row + 1;
+      while (end < order_.start[expert + 1] && op_.updates->adapters[order_.token_of[end]] == adapter) ++end;
+      if (adapter < 0 || product.pairs[adapter].a == nullptr) continue;
+      const ExpertUpdates::Pair& pair = product.pairs[adapter];
+      product.runs->push_back({row, end - row, pair.a, pair.b, inner, expert});
+      inner += (end - row) * pair.a->rows;
+    }
+  }
+}
+
+std::span<const LowRankRun> ExpertsRun::runs_of(const ExpertUpdates::Product& product, int32_t expert) const {
+  const auto before = [](const LowRankRun& run, int64_t row) { return run.first < row; };
+  const auto begin =
+      std::lower_bound(product.runs->begin(), product.runs->end(), order_.start[expert], before);
+  return {begin, std::lower_bound(begin, product.runs->end(), order_.start[expert + 1], before)};
+}
+
 void ExpertsRun::gate_up_part(int32_t expert, int64_t first, int64_t count, const PrefetchHint& prefetch,
                               int thread) {
   const int64_t at = order_.start[expert], num_m = order_.rows_of(expert);
   ActivationRows x = work_.input.rows(op_.x, num_m, hidden_, formats_, order_.token_of + at);
   if (x.bf16_tiles != nullptr) x.bf16_tiles += at * hidden_;
   const InnerActivations inner = op_.exchange == nullptr ? inner_at(at) : own_inner_at(at);
+  GateUp products = op_.gate_up;
+  if (op_.updates != nullptr) {
+    products.gate_updates = runs_of(op_.updates->gate, expert);
+    products.up_updates = runs_of(op_.updates->up, expert);
+    products.updates_at = at;
+  }
   // A small batch's outputs of more rows than kMaxRowsPerTask fit into a thread's buffers.
   const int64_t max_rows = rows_ <= kSmallBatchRows ? kMaxSmallBatchOutputs : kMaxRowsPerTask;
   for (int64_t r = 0; r < count; r += max_rows) {
-    gate_up_chunk(ctx_, op_.gate_up, expert, first + r, std::min(max_rows, count - r), x, num_m, inner,
-                  thread, count <= max_rows ? prefetch : PrefetchHint{},
+    gate_up_chunk(ctx_, products, expert, first + r, std::min(max_rows, count - r), x, num_m, inner, thread,
+                  count <= max_rows ? prefetch : PrefetchHint{},
                   op_.weigh_input ? work_.row_scale + at : nullptr);
   }
 }
@@ -134,6 +166,9 @@ void ExpertsRun::down_part(int32_t expert, int64_t first, int64_t count, const P
   const ActivationRows x = inner.quantized.rows(inner.values, num_m, inner_cols_, inner_formats_);
   gemm_chunk(ctx_.kernels, {down_, expert, first, count}, x, num_m, work_.expert_out + at * out_cols_ + first,
              out_cols_, ctx_.scratch[thread].dequantized, prefetch);
+  if (op_.updates == nullptr) return;
+  low_rank_add_part(ctx_.kernels, runs_of(op_.updates->down, expert), at, num_m, first, count,
+                    work_.expert_out + at * out_cols_ + first, out_cols_);
 }
 
 // A small batch's rows of all active experts, in parts that become smaller, of units of `unit`.
@@ -266,6 +301,12 @@ void ExpertsRun::run() {
     }
   }
   if (formats_.bf16_tiles) gather_tiles();
+  if (op_.updates != nullptr) {
+    for (const ExpertUpdates::Product* product : {&op_.updates->gate, &op_.updates->up}) {
+      find_runs(*product);
+      low_rank_inner(ctx_, *product->runs, op_.x, hidden_, order_.token_of);
+    }
+  }
   const bool small_batch = ctx_.small_batch(rows_);
   // Few experts are combined by the threads that multiply.
   const bool combine_at_once =
@@ -285,6 +326,10 @@ void ExpertsRun::run() {
   }
   if (op_.exchange != nullptr) exchange_inner();
   if (out_cols_ == 0) return;
+  if (op_.updates != nullptr) {
+    find_runs(op_.updates->down);
+    low_rank_inner(ctx_, *op_.updates->down.runs, work_.inner, inner_cols_);
+  }
   if (small_batch) ctx_.begin_product({});
   if (combine_at_once) {
     down_and_combine(parts);

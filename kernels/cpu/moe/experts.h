@@ -4,6 +4,8 @@
 #pragma once
 
 #include <functional>
+#include <span>
+#include <vector>
 
 #include "kernels/cpu/matmul/gate_up.h"
 #include "kernels/cpu/moe/route.h"
@@ -16,6 +18,21 @@ struct InnerExchange {
   float* mine;  // [rows * k][gate's rows], in sorted order
   std::function<void(int64_t rows)>
       to_whole;  // `mine` and the others' become MoeWorkspace::inner, [rows][down's columns]
+};
+
+// What adapters add to the products of experts (low_rank.h): to those rows that have one.
+struct ExpertUpdates {
+  struct Pair {
+    const WeightMatrix *a = nullptr,
+                       *b = nullptr;  // [experts, rank, in], [experts, out, rank]; absent: nothing
+  };
+  struct Product {
+    std::span<const Pair> pairs;    // [adapters]
+    std::vector<LowRankRun>* runs;  // room for [rows * k]
+    float* inner;                   // room for [rows * k][largest rank]
+  };
+  std::span<const int32_t> adapters;  // [rows]; -1: none
+  Product gate, up, down;             // without a gate, as in GateUp, up's is the first
 };
 
 struct MoeExperts {
@@ -35,6 +52,7 @@ struct MoeExperts {
   bool keep_inner = false;                  // the workspace's inner has float32, sorted by expert, afterwards
   // y is left alone: the workspace's order and expert_out tell what to add (expert_outputs.h).
   bool leave_outputs = false;
+  const ExpertUpdates* updates = nullptr;  // with matrices that are whole
 };
 
 struct MoeShape {

@@ -104,7 +104,8 @@ CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, T
   const size_t most = static_cast<size_t>(std::max(spec.max_tokens, spec.max_logit_rows));
   row_adapters_.reserve(most);
   logit_adapters_.reserve(most);
-  for (std::vector<LowRankRun>& runs : runs_) runs.reserve(most);
+  const size_t chosen = static_cast<size_t>(spec.max_tokens) * static_cast<size_t>(spec.experts_per_token);
+  for (std::vector<LowRankRun>& runs : runs_) runs.reserve(std::max(most, chosen));
 }
 
 // ---------------------------------------------------------------- the step
@@ -716,11 +717,13 @@ void CpuExecutor::run_experts(const Experts& op, float* to) {
                                      op.down.weight->cols, rows);
                 }};
   }
-  moe_experts(context(),
-              {gate_up, linear_of(op.down), spec_.experts_per_token, work_->chosen, work_->chosen_weight,
-               work_->normed, normed_formats_, to + first_column(), rows_, op.weigh_input, spec_.hidden,
-               part_ == nullptr ? nullptr : &exchange, watcher_ != nullptr},
-              moe);
+  const std::optional<ExpertUpdates> updates = expert_updates_of(op);
+  moe_experts(
+      context(),
+      {gate_up, linear_of(op.down), spec_.experts_per_token, work_->chosen, work_->chosen_weight,
+       work_->normed, normed_formats_, to + first_column(), rows_, op.weigh_input, spec_.hidden,
+       part_ == nullptr ? nullptr : &exchange, watcher_ != nullptr, false, updates ? &*updates : nullptr},
+      moe);
   if (watcher_ != nullptr) watch_experts(op);
   normed_formats_ = {};  // tiles of sorted rows may have taken their memory
 }

@@ -5,6 +5,7 @@
 
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -105,6 +106,7 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
                     float scale);
   void watch(std::initializer_list<const Linear*> products, const float* x, int64_t rows, int64_t stride);
   void watch_experts(const Experts& op);
+  std::optional<ExpertUpdates> expert_updates_of(const Experts& op);
   void note_adapters(const Batch& batch);
   bool any_update(const Linear& op) const;
   Updates updates_of(const Linear& op, int place, std::span<const int32_t> adapters, const float* x,
@@ -150,7 +152,8 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   PrefetchOrder prefetch_order_;
   std::vector<int32_t> row_adapters_;    // [rows], of this step's rows; empty: none of them has one
   std::vector<int32_t> logit_adapters_;  // [logit rows], likewise
-  std::vector<LowRankRun> runs_[3];      // of the products whose A x lies in work_->low_rank
+  std::vector<ExpertUpdates::Pair> expert_pairs_[3];  // [adapters], of gate, up and down of experts
+  std::vector<LowRankRun> runs_[3];                   // of the products whose A x lies in work_->low_rank
 
   // send_rows(true)'s: operations go on before anybody reads them.
   bool sends_copy_ = false;

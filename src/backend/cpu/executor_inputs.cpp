@@ -52,6 +52,28 @@ CpuExecutor::Updates CpuExecutor::updates_of(const Linear& op, int place, std::s
   return runs;
 }
 
+// Of experts: which of their matrices the adapters of this step's rows update, if any.
+std::optional<ExpertUpdates> CpuExecutor::expert_updates_of(const Experts& op) {
+  const Linear& first = op.gate.weight == nullptr ? op.up : op.gate;
+  const bool two = op.gate.weight != nullptr;
+  if (!any_update(first) && !(two && any_update(op.up)) && !any_update(op.down)) return std::nullopt;
+  ExpertUpdates updates{.adapters = row_adapters_, .gate = {}, .up = {}, .down = {}};
+  const Weight* const weights[] = {first.weight, two ? op.up.weight : nullptr, op.down.weight};
+  ExpertUpdates::Product* const products[] = {&updates.gate, &updates.up, &updates.down};
+  for (int place = 0; place < 3; ++place) {
+    std::vector<ExpertUpdates::Pair>& pairs = expert_pairs_[place];
+    pairs.assign(static_cast<size_t>(batch_.adapters->size()), {});
+    for (int32_t i = 0; i < batch_.adapters->size(); ++i) {
+      const LowRank* update = batch_.adapters->find(i, weights[place]);
+      if (update == nullptr) continue;
+      MILLRACE_CHECK(update->a->rows <= spec_.adapter_rank);
+      pairs[static_cast<size_t>(i)] = {&own(*update->a).matrix, &own(*update->b).matrix};
+    }
+    *products[place] = {pairs, &runs_[place], work_->low_rank[place]};
+  }
+  return updates;
+}
+
 // ---------------------------------------------------------------- calibration
 
 void CpuExecutor::watch(std::initializer_list<const Linear*> products, const float* x, int64_t rows,

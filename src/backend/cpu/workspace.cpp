@@ -135,7 +135,8 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
   attention_gate = arena.take<float>(spec.gated_attention ? tokens * query_cols : 0);
   state = StateWorkspace(spec.state, tokens, threads, arena);
   time_mix = TimeMixWorkspace(spec.state, tokens, threads, arena);
-  for (float*& product : low_rank) product = arena.take<float>(normed_rows * spec.adapter_rank);
+  const int64_t adapted_rows = std::max(normed_rows, chosen_rows);
+  for (float*& product : low_rank) product = arena.take<float>(adapted_rows * spec.adapter_rank);
 
   argmax = arena.take<ArgmaxPiece>(argmax_pieces(spec.max_logit_rows, spec.vocab));
   const int64_t max_cols = std::max({input_cols, query_cols, attended_cols, int64_t{spec.ffn},

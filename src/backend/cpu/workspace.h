@@ -76,7 +76,8 @@ struct Workspace {
   // Of experts with norms of their own, [tokens][hidden]: what the shared one made, and the others in sum.
   float *expert_sum, *expert_total;
 
-  // Adapters: A x of up to three products of the same input, [3][tokens or logit rows][adapter_rank].
+  // Adapters: A x of up to three products of the same input, [3][tokens, logit rows or
+  // tokens * chosen][adapter_rank].
   float* low_rank[3];
 
   ArgmaxPiece* argmax;   // of [logit rows][vocab]

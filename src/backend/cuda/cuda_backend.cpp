@@ -63,6 +63,7 @@ class CudaBackend final : public Backend {
   bool gives_hidden_states() const override { return true; }
   OpFeatures lacks() const override {
     OpFeatures missing;
+    missing.add(OpFeature::kExpertAdapters);
     // Over heads that other ranks have; what ranks do not share out.
     missing.add(OpFeature::kNormWhole, group_ != nullptr && !shares_->whole_attention());
     for (const OpFeature feature :

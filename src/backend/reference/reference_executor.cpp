@@ -420,10 +420,16 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     reference::FeedForward experts = feed_forward_of(op.gate, op.up, op.down, op.activation);
     experts.alpha = op.alpha;
     experts.limit = op.limit;
+    using Product = reference::ExpertProduct;
     for (int64_t t = 0; t < rows_; ++t) {
-      if (watcher_ != nullptr) watch_experts(op, experts, t);
+      const auto behind = [&](Product product, int32_t expert, const float* x, float* y) {
+        if (product == Product::kGate) watch({&op.gate, &op.up}, expert, x, 1);
+        if (product == Product::kDown) watch({&op.down}, expert, x, 1);
+        const bool up = product == Product::kUp || (product == Product::kGate && op.gate.weight == nullptr);
+        low_rank_add(up ? op.up : product == Product::kDown ? op.down : op.gate, adapter_of(t), x, y, expert);
+      };
       reference::experts_add(experts, &chosen_[t * k], &chosen_weight_[t * k], k, &normed_[t * spec_.hidden],
-                             &to[t * spec_.hidden], op.weigh_input);
+                             &to[t * spec_.hidden], op.weigh_input, behind);
     }
   }
 
@@ -545,12 +551,12 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   }
 
   // y += B (A x): of one row, what an adapter adds to a product.
-  void low_rank_add(const Linear& op, int32_t adapter, const float* x, float* y) const {
+  void low_rank_add(const Linear& op, int32_t adapter, const float* x, float* y, int64_t expert = 0) const {
     const LowRank* update = batch_.adapters == nullptr ? nullptr : batch_.adapters->find(adapter, op.weight);
     if (update == nullptr) return;
     Floats inner(update->a->rows), out(update->b->rows);
-    reference::linear({&own(*update->a).view, nullptr}, 0, x, 1, inner.data());
-    reference::linear({&own(*update->b).view, nullptr}, 0, inner.data(), 1, out.data());
+    reference::linear({&own(*update->a).view, nullptr}, expert, x, 1, inner.data());
+    reference::linear({&own(*update->b).view, nullptr}, expert, inner.data(), 1, out.data());
     for (size_t i = 0; i < out.size(); ++i) y[i] += out[i];
   }
 
@@ -590,20 +596,6 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       if (product->weight != nullptr) weights.push_back(product->weight);
     }
     watcher_->see(weights, expert, x, rows, weights.front()->cols);
-  }
-
-  // What the experts of token t are multiplied with.
-  void watch_experts(const Experts& op, const reference::FeedForward& experts, int64_t t) const {
-    for (int64_t i = t * spec_.experts_per_token; i < (t + 1) * spec_.experts_per_token; ++i) {
-      Floats x(&normed_[t * spec_.hidden], &normed_[t * spec_.hidden] + spec_.hidden);
-      for (float& value : x) value *= op.weigh_input ? chosen_weight_[i] : 1.0f;
-      watch({&op.gate, &op.up}, chosen_[i], x.data(), 1);
-      Floats gate(op.up.weight->rows), up(gate.size(), 1.0f);
-      reference::linear(experts.gate, chosen_[i], x.data(), 1, gate.data());
-      if (experts.up.matrix != nullptr) reference::linear(experts.up, chosen_[i], x.data(), 1, up.data());
-      for (size_t c = 0; c < gate.size(); ++c) gate[c] = reference::activate(experts, gate[c], up[c]);
-      watch({&op.down}, chosen_[i], gate.data(), 1);
-    }
   }
 
   void norm_rows(const Norm& op) {
