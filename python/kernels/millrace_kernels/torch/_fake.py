@@ -34,7 +34,7 @@ def _(q, k, v, sinks=None, cu_q=None, cu_k=None, max_q=0, max_k=0, block_starts=
 
 
 @fake("attention_dense")
-def _(q, k, v, scale=0.0, softcap=0.0, window_left=-1, window_right=-1):
+def _(q, k, v, scale=0.0, softcap=0.0, window_left=-1, window_right=-1, heads_first=False):
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 

@@ -5,9 +5,11 @@ from torch import nn
 
 from ._fake import BLOCKS, LOWBIT_GROUPS
 from ._fp8 import GRID, quantize_fp8
-from ._functional import run
+from ._functional import entry
 
 ops = torch.ops.millrace
+# The bias comes after what is no tensor: an input alone does not say whether a gradient is wanted.
+_linear_quantized, _lowbit_linear = entry("linear_quantized", (0, 4)), entry("lowbit_linear", (0, 6))
 
 ALIASES = {"int8": "q8_0", "int4": "q4_0", "fp8": "f8_e4m3"}
 ENCODED = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "mxfp4", "q4_z")
@@ -63,7 +65,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x):
         bias = None if self.bias is None else self.bias.to(torch.float32)
-        y = run(ops.linear_quantized.default, x.to(torch.float32), self.weight, self.type, self.scales, bias)
+        y = _linear_quantized(x.to(torch.float32), self.weight, self.type, self.scales, bias, GRID, GRID)
         return y.to(x.dtype)
 
     def extra_repr(self):
@@ -144,8 +146,8 @@ class LowBitLinear(nn.Module):
 
     def forward(self, x):
         bias = None if self.bias is None else self.bias.to(torch.float32)
-        y = run(ops.lowbit_linear.default, x.to(torch.bfloat16), self.weight, self.format, self.out_features,
-                self.in_features, self.scale, bias, False)
+        y = _lowbit_linear(x.to(torch.bfloat16), self.weight, self.format, self.out_features, self.in_features, self.scale,
+                           bias, False)
         return y.to(x.dtype)
 
     def get_extra_state(self):

@@ -42,7 +42,7 @@ Normed norm(const Tensor& x, const MaybeTensor& residual, const MaybeTensor& wei
             const NormOptions& o) {
   const Rows from(x, o.op, "x");
   Rows add;
-  Normed made{empty(sizes_of(x), x.scalar_type(), x), {}, {}, {}};
+  Normed made{empty(sizes_of(x), x), {}, {}, {}};
   const Vector w(weight, from.cols, x, o.op, "weight"), b(bias, from.cols, x, o.op, "bias");
   mr_norm_args args{};
   args.kind = o.kind;
@@ -112,7 +112,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& dy, const Tensor&
   }
   const Vector w(weight, from.cols, x, op, "weight");
   MaybeTensor keep_mean, keep_rstd;
-  Tensor dx = empty(sizes_of(x), x.scalar_type(), x);
+  Tensor dx = empty(sizes_of(x), x);
   Tensor dweight = empty({want_weight ? from.cols : 0}, ScalarType::Float, x);
   Tensor dbias = empty({want_bias ? from.cols : 0}, ScalarType::Float, x);
   mr_norm_backward_args args{};
@@ -151,7 +151,7 @@ Tensor rotary(const Tensor& x, const Tensor& positions, const Tensor& inv_freq, 
   if (x.dim() < 2) refuse(op, "x has shape " + shape_text(x) + ", expected [..., heads, head_dim]");
   const int64_t heads = x.size(x.dim() - 2), head_dim = x.size(x.dim() - 1), per_row = heads * head_dim;
   const int64_t rows = per_row == 0 ? 0 : x.numel() / per_row;
-  Tensor y = empty(sizes_of(x), x.scalar_type(), x);
+  Tensor y = empty(sizes_of(x), x);
   if (rows == 0) return y;
   Rows from(torch::stable::view(x.is_contiguous() ? x : torch::stable::contiguous(x), {rows, per_row}), op,
             "x");
@@ -208,7 +208,7 @@ Tensor activate(const Tensor& x, const MaybeTensor& up, const ActivationOptions&
     require_like(*up, x, o.op, "up");
     from_up = Rows(*up, o.op, "up");
   }
-  Tensor y = empty(sizes_of(x), x.scalar_type(), x);
+  Tensor y = empty(sizes_of(x), x);
   if (x.numel() == 0) return y;
   const mr_activation_args args{o.kind,
                                 from.rows,
@@ -228,7 +228,7 @@ std::tuple<Tensor, MaybeTensor> activate_backward(const Tensor& dy, const Tensor
   require_like(dy, x, o.op, "dy");
   const Rows from(x, o.op, "x"), from_dy(dy, o.op, "dy");
   Rows from_up;
-  Tensor dx = empty(sizes_of(x), x.scalar_type(), x);
+  Tensor dx = empty(sizes_of(x), x);
   MaybeTensor dup;
   if (up.has_value()) {
     require_like(*up, x, o.op, "up");
@@ -277,7 +277,7 @@ std::tuple<Tensor, Tensor> gated_activation_backward(const Tensor& dy, const Ten
 
 Tensor softmax(const Tensor& x, double scale) {
   const Rows from(x, "softmax", "x");
-  Tensor y = empty(sizes_of(x), x.scalar_type(), x);
+  Tensor y = empty(sizes_of(x), x);
   if (x.numel() == 0) return y;
   const mr_softmax_args args{from.rows, from.cols, from.view, rows_of(y, "softmax"),
                              static_cast<float>(scale)};
@@ -290,7 +290,7 @@ Tensor softmax_backward(const Tensor& dy, const Tensor& y, double scale) {
   const char* op = "softmax_backward";
   require_like(dy, y, op, "dy");
   const Rows from(y, op, "y"), from_dy(dy, op, "dy");
-  Tensor dx = empty(sizes_of(y), y.scalar_type(), y);
+  Tensor dx = empty(sizes_of(y), y);
   if (y.numel() == 0) return dx;
   const mr_softmax_backward_args args{from.rows,    from.cols,       from.view,
                                       from_dy.view, rows_of(dx, op), static_cast<float>(scale)};
@@ -306,7 +306,7 @@ Tensor dropout(const Tensor& x, double p, const Tensor& seed) {
   require_shape(seed, {2}, op, "seed");
   if (!seed.is_cpu()) refuse(op, "seed lies on another device, expected the CPU");
   const Rows from(x, op, "x");
-  Tensor y = empty(sizes_of(x), x.scalar_type(), x);
+  Tensor y = empty(sizes_of(x), x);
   const auto* words = static_cast<const int64_t*>(seed.data_ptr());
   const mr_dropout_args args{from.rows,
                              from.cols,

@@ -67,7 +67,7 @@ Tensor multiply(const Product& p, const std::vector<int64_t>& sizes, const Tenso
   if (k != k_of_b) {
     refuse(op, "the operands share " + std::to_string(k) + " and " + std::to_string(k_of_b) + " elements");
   }
-  Tensor c = empty(sizes, like.scalar_type(), like);
+  Tensor c = empty(sizes, like);
   if (c.numel() == 0) return c;
   if (k == 0 && p.bias == nullptr) return torch::stable::zero_(c);
   mr_gemm_args args{};
@@ -97,14 +97,14 @@ Tensor linear(const Tensor& x, const Tensor& weight, MaybeTensor bias) {
   const char* op = "linear";
   if (weight.dim() != 2) refuse(op, "weight has shape " + shape_text(weight) + ", expected [out, in]");
   require_same_device(weight, x, op, "weight");
-  if (x.scalar_type() != weight.scalar_type()) refuse(op, "weight has another dtype than x");
+  if (!same_type(x, weight)) refuse(op, "weight has another dtype than x");
   Product p{Rows(x, op, "x"), Rows(weight, op, "weight"), false, true, nullptr};
   MaybeTensor keep;
   if (bias.has_value()) p.bias = float32_of(*bias, p.b.rows, x, keep, op, "bias");
   std::vector<int64_t> sizes = sizes_of(x);
   sizes.back() = p.b.rows;
   if (p.a.cols == 0 && bias.has_value() && p.b.rows > 0 && p.a.rows > 0) {
-    Tensor y = empty(sizes, x.scalar_type(), x);
+    Tensor y = empty(sizes, x);
     return torch::stable::copy_(y, *bias);
   }
   return multiply(p, sizes, x, op);
@@ -116,7 +116,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose
     refuse(op, "a and b have shapes " + shape_text(a) + " and " + shape_text(b) + ", expected two matrices");
   }
   require_same_device(b, a, op, "b");
-  if (a.scalar_type() != b.scalar_type()) refuse(op, "b has another dtype than a");
+  if (!same_type(a, b)) refuse(op, "b has another dtype than a");
   const Product p{Rows(a, op, "a"), Rows(b, op, "b"), transpose_a, transpose_b, nullptr};
   return multiply(p, {transpose_a ? p.a.cols : p.a.rows, transpose_b ? p.b.rows : p.b.cols}, a, op);
 }

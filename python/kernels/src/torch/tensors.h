@@ -30,8 +30,17 @@ void require_same_device(const Tensor& x, const Tensor& as, const char* op, cons
 std::string shape_text(const Tensor& x);
 std::vector<int64_t> sizes_of(const Tensor& x);
 
-// Uninitialized, contiguous, on the device of `like`.
+// Torch's own arrays of a tensor, as long as that lives: its ABI takes a call for every question otherwise.
+struct Shape {
+  explicit Shape(const Tensor& x);
+  int64_t dims;
+  int64_t *sizes = nullptr, *strides = nullptr;  // [dims]
+};
+
+// Uninitialized, contiguous, on the device of `like`, of its type unless told.
 Tensor empty(const std::vector<int64_t>& sizes, ScalarType type, const Tensor& like);
+Tensor empty(const std::vector<int64_t>& sizes, const Tensor& like);
+bool same_type(const Tensor& x, const Tensor& y);
 
 // The device that a tensor lies on, and torch's current stream of it.
 bindings::DeviceLease lease(const Tensor& like);
