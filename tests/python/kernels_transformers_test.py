@@ -110,8 +110,7 @@ def main():
         assert "attention_mask" in str(error)
     else:
         raise AssertionError("a mask of four dimensions was taken")
-    if torch.get_default_device().type == "cpu":
-        test_quantized()
+    test_quantized()
     print(f"transformers {transformers.__version__} on {torch.get_default_device()}: passed")
 
 

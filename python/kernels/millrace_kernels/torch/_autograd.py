@@ -295,6 +295,46 @@ def _(ctx, dy):
     return d_x, None, None, None, d_bias, None, None
 
 
+def save_linear_packed(ctx, inputs, output):
+    _, packed, ctx.type, ctx.rows, ctx.cols, bias = inputs
+    ctx.save_for_backward(packed)
+    ctx.has_bias = bias is not None
+
+
+@differentiable("linear_packed", save_linear_packed)
+def _(ctx, dy):
+    (packed,) = ctx.saved_tensors
+    d_x = d_bias = None
+    rows = as_rows(dy)
+    if ctx.needs_input_grad[0]:
+        plain = ops.weight_unpack(packed, ctx.type, ctx.rows, ctx.cols)
+        d_x = ops.matmul(rows, plain).reshape(*dy.shape[:-1], ctx.cols)
+    if ctx.has_bias and ctx.needs_input_grad[5]:
+        d_bias = rows.sum(0)
+    return d_x, None, None, None, None, d_bias
+
+
+# A GPU's tiles give their weights by multiplying unit vectors, which is exact: those that the forward pass multiplied.
+@torch.library.custom_op("millrace::weight_unpack", mutates_args=())
+def weight_unpack(packed: torch.Tensor, type: str, rows: int, cols: int) -> torch.Tensor:
+    """float32 [rows, cols] of what ops.weight_pack made."""
+    if packed.device.type != "cpu":
+        unit = torch.eye(cols, dtype=torch.float32, device=packed.device)
+        return ops.linear_packed(unit, packed, type, rows, cols).t().contiguous()
+    if type == "f8_e4m3":
+        codes, behind = packed[:rows * cols].view(torch.float8_e4m3fn).view(rows, cols), -rows * cols % 256
+        return ops.dequantize(codes, type, packed[rows * cols + behind:].view(torch.float32))
+    dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}.get(type)
+    if dtype is not None:
+        return packed.view(dtype).view(rows, cols).to(torch.float32, copy=True)
+    return ops.dequantize(packed.view(rows, packed.numel() // rows), type)
+
+
+@weight_unpack.register_fake
+def _(packed, type, rows, cols):
+    return packed.new_empty((rows, cols), dtype=torch.float32)
+
+
 def save_lowbit_linear(ctx, inputs, output):
     _, weight, *ctx.shape, bias, ctx.backward_pass = inputs
     ctx.save_for_backward(weight)

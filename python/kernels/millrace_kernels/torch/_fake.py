@@ -202,6 +202,22 @@ def _(x, weight, type, scales=None, bias=None, scale_rows=128, scale_cols=128):
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
+@fake("weight_pack")
+def _(weight, like, type, scales=None):
+    return like.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.uint8)  # as the device packs it
+
+
+@fake("linear_packed")
+def _(x, packed, type, rows, cols, bias=None):
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+@fake("experts_packed")
+def _(x, chosen, weights, gate, up, down, type, count, ffn, gate_bias=None, up_bias=None, down_bias=None,
+      activation="swiglu", alpha=1.702, limit=7.0):
+    return packed(x)
+
+
 LOWBIT_GROUPS = {"mxfp4": 32, "nvfp4": 16, "int4_32": 32, "int4_128": 128}
 # Bytes of 64 rows x 128 columns (kernels/quant/lowbit_units.h).
 LOWBIT_UNITS = {"mxfp4": 4352, "nvfp4": 4608, "int4_32": 4864, "int4_128": 4288}

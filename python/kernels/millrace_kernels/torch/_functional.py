@@ -1,6 +1,7 @@
 """Functions over torch.ops.millrace with the names and the manners of torch.nn.functional."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import is_grad_enabled
@@ -9,6 +10,7 @@ from torch._C import _is_any_autocast_enabled as any_autocast
 from torch.compiler import is_compiling
 
 from ._autograd import RECORDED
+from ._fake import BLOCKS
 
 ops = torch.ops.millrace
 
@@ -52,6 +54,7 @@ _rotary, _activation, _gated_activation = entry("rotary", (0,)), entry("activati
 _softmax, _dropout = entry("softmax", (0,)), entry("dropout", (0,))
 _cross_entropy, _linear_cross_entropy = entry("cross_entropy", (0,)), entry("linear_cross_entropy", (0, 1))
 _embedding, _linear = entry("embedding", (1,)), entry("linear", (0, 1, 2))
+_linear_packed, _experts_packed = entry("linear_packed", (0, 5)), entry("experts_packed", ())
 _route, _experts, _sample = entry("route", (0,)), entry("experts", (0, 2, 3, 4, 5, 6, 7, 8)), entry("sample", ())
 
 
@@ -188,11 +191,50 @@ def experts(x, chosen, weights, gate, up, down, *, gate_bias=None, up_bias=None,
     """sum over slots of weights * down[e] act(gate[e] x, up[e] x), e = chosen, for every row of x [rows, hidden].
 
     gate and up are [experts, ffn, hidden], down is [experts, hidden, ffn]: float32, float16, bfloat16, or bytes of
-    the block type `type` (quantize). Gradients of x, weights, and of weights that are floats.
+    the block type `type` (quantize). Gradients of x, weights, and of weights that are floats. On a GPU all three are
+    what pack() makes, and there is no gradient.
     """
+    if isinstance(gate, PackedWeight):
+        if gate.shape != up.shape or gate.shape != (*down.shape[:1], *down.shape[:0:-1]) or not (
+                gate.type == up.type == down.type) or len(gate.shape) != 3:
+            raise ValueError(f"gate, up and down are {gate.type} {gate.shape}, {up.type} {up.shape} and {down.type} "
+                             f"{down.shape}, expected one type, [experts, ffn, hidden] twice and [experts, hidden, ffn]")
+        y = _experts_packed(x.to(torch.float32), _int32(chosen, "chosen"), weights.to(torch.float32), gate.packed,
+                            up.packed, down.packed, gate.type, *gate.shape[:2], gate_bias, up_bias, down_bias,
+                            activation, alpha, limit)
+        return y.to(x.dtype)
     y = _experts(x.to(torch.float32), _int32(chosen, "chosen"), weights.to(torch.float32), gate, up, down, gate_bias,
                  up_bias, down_bias, type, activation, alpha, limit)
     return y.to(x.dtype)
+
+
+class PackedWeight(NamedTuple):
+    """What pack() makes: a weight [rows, cols] or [experts, rows, cols] as its device multiplies it."""
+
+    packed: torch.Tensor  # uint8
+    type: str
+    shape: tuple[int, ...]
+
+
+def pack(weight, type="", scales=None, device=None):
+    """A weight for experts() and packed_linear() on a GPU: float32, float16 or bfloat16 [.., rows, cols], or bytes of the
+    block type `type` (quantize), or "f8_e4m3" with its scales. device: the weight's own unless told."""
+    like = torch.empty(0, device=weight.device if device is None else device)
+    weight = weight.detach().cpu()
+    named = type or {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}.get(weight.dtype)
+    if named is None:
+        raise TypeError(f"weight has dtype {weight.dtype}, expected float32, float16 or bfloat16, or bytes and a type")
+    elements, size = BLOCKS.get(named, (1, 1)) if weight.dtype == torch.uint8 else (1, 1)
+    shape = (*weight.shape[:-1], weight.shape[-1] // size * elements)
+    made = ops.weight_pack(weight, like, named, None if scales is None else scales.detach().cpu())
+    return PackedWeight(made, named, shape)
+
+
+def packed_linear(x, weight, bias=None):
+    """x W^T + bias of a PackedWeight [out, in]; gradients of x and bias."""
+    if bias is not None:
+        bias = bias.to(torch.float32)
+    return _linear_packed(x.to(torch.float32), weight.packed, weight.type, *weight.shape, bias).to(x.dtype)
 
 
 def sample(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=None, generator=None):

@@ -8,12 +8,6 @@ namespace {
 
 using bindings::check;
 
-mr_dtype parse_type(const std::string& name, const char* op) {
-  mr_dtype type = MR_F32;
-  if (mr_dtype_parse(name.c_str(), &type) != MR_OK) refuse(op, "type: " + std::string(mr_last_error()));
-  return type;
-}
-
 bool is_plain(mr_dtype type) { return type == MR_F32 || type == MR_F16 || type == MR_BF16; }
 
 struct Block {
@@ -234,7 +228,7 @@ Tensor linear_quantized(const Tensor& x, const Tensor& weight, std::string type,
   require_type(x, ScalarType::Float, op, "x", "float32");
   require_same_device(weight, x, op, "weight");
   if (!x.is_cpu())
-    refuse(op, "x lies on a GPU, where a weight is repacked once and for all: expected a CPU's");
+    refuse(op, "x lies on a GPU, where a weight is packed once: expected a CPU's, or linear_packed");
   const WeightTensor w(weight, type, scales, scale_rows, scale_cols, op, "weight");
   if (w.matrix.experts != 1)
     refuse(op, "weight has shape " + shape_text(weight) + ", expected two dimensions");
@@ -266,6 +260,12 @@ Tensor linear_quantized(const Tensor& x, const Tensor& weight, std::string type,
 }
 
 }  // namespace
+
+mr_dtype parse_type(const std::string& name, const char* op) {
+  mr_dtype type = MR_F32;
+  if (mr_dtype_parse(name.c_str(), &type) != MR_OK) refuse(op, "type: " + std::string(mr_last_error()));
+  return type;
+}
 
 WeightTensor::WeightTensor(const Tensor& weight, const std::string& type, const MaybeTensor& scales,
                            int64_t scale_rows, int64_t scale_cols, const char* op, const char* name) {

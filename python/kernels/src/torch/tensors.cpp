@@ -180,6 +180,12 @@ Workspace::Workspace(size_t bytes, const Tensor& like) : bytes_(bytes) {
   data_ = static_cast<char*>(memory_->data_ptr()) + (aligned - address);
 }
 
+Tensor Workspace::part(size_t count) const {
+  Tensor whole = memory_.value();
+  const auto begin = static_cast<std::byte*>(data_) - static_cast<std::byte*>(whole.data_ptr());
+  return torch::stable::narrow(whole, 0, begin, static_cast<int64_t>(count));
+}
+
 Workspace::Workspace(size_t bytes, const Tensor& like, bindings::DeviceLease& device) : bytes_(bytes) {
   if (like.is_cpu()) {
     data_ = device.scratch(bytes);

@@ -52,6 +52,7 @@ class Workspace {
   Workspace(size_t bytes, const Tensor& like, bindings::DeviceLease&);  // on a CPU the lease's scratch
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  Tensor part(size_t count) const;  // the first so many bytes, of torch's memory
 
  private:
   MaybeTensor memory_;
@@ -91,6 +92,7 @@ void define_losses(torch::stable::detail::StableLibrary& m);
 void define_products(torch::stable::detail::StableLibrary& m);
 void define_experts(torch::stable::detail::StableLibrary& m);
 void define_lowbit(torch::stable::detail::StableLibrary& m);
+void define_packed(torch::stable::detail::StableLibrary& m);
 // Their kernels, for a dispatch key.
 void implement_attention(torch::stable::detail::StableLibrary& m);
 void implement_fused(torch::stable::detail::StableLibrary& m);
@@ -98,5 +100,6 @@ void implement_losses(torch::stable::detail::StableLibrary& m);
 void implement_products(torch::stable::detail::StableLibrary& m);
 void implement_experts(torch::stable::detail::StableLibrary& m);
 void implement_lowbit(torch::stable::detail::StableLibrary& m);
+void implement_packed(torch::stable::detail::StableLibrary& m);
 
 }  // namespace millrace::torch_ops
