@@ -615,6 +615,8 @@ def samples():
         "lowbit_linear": [(random(3, 128, dtype=BF16), packed, "mxfp4", 8, 128, 1.0, random(8))],
         "attention": [(q, k, v), (q, k, v, sinks), (*ragged, None, cu, cu, 2, 2)],
         "attention_dense": [(*plain[:3],), (*plain[:3], 0.3, 5.0, 2, 0), (*[plain[0]] * 3, 0.3, 0.0, -1, 0, True)],
+        "attention_dense_lse": [(q, k, v), (q, k, v, 0.3, 5.0, 2, 0), (q, q, q, 0.3, 0.0, -1, 0, True)],
+        "norm_plain": [(d[0], d[2]), (d[0], d[2], d[2], 1e-5, 0.0, True)],
         "attention_backward": [(torch.randn(out.shape), *plain[:3], out, lse, plain[3])],
         "attention_fp8": [(coded, blocked, blocked, scales, block_scales, block_scales)],
         "attention_quantize": [(f16[0], 1, True), (f16[0], 128)],

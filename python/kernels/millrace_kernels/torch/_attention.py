@@ -9,6 +9,7 @@ from ._functional import _int32, default_scale, entry, is_compiling, is_grad_ena
 
 ops = torch.ops.millrace
 _attention, _attention_paged = entry("attention", (0, 1, 2, 3)), entry("attention_paged", ())
+_dense_lse = entry("attention_dense_lse", (0, 1, 2))
 _dense = getattr(ops.attention_dense.default, "_op", ops.attention_dense.default)  # without a gradient
 
 DIM_STEP = 8  # head sizes of the library
@@ -53,8 +54,11 @@ def attention(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=0.0
     head_dim, value_dim = q.shape[-1], v.shape[-1]
     scale = default_scale(scale, head_dim)
     even = not (head_dim % DIM_STEP or value_dim % DIM_STEP)
-    if even and sinks is None and cu_q is None and blocks is None and not return_lse and _is_plain(q, k, v):
-        return _dense(q, k, v, scale, softcap, left, right, False)
+    if even and sinks is None and cu_q is None and blocks is None:
+        if not return_lse and _is_plain(q, k, v):
+            return _dense(q, k, v, scale, softcap, left, right, False)
+        made = _dense_lse(q, k, v, scale, softcap, left, right, False)
+        return made if return_lse else made[0]
     if cu_q is not None:
         cu_q, cu_k = _int32(cu_q, "cu_q"), _int32(cu_k, "cu_k")
         max_q = int(cu_q.diff().max()) if max_q is None and cu_q.numel() > 1 else max_q or 0
@@ -137,8 +141,9 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     if shape[-3] != k_shape[-3] and not enable_gqa:
         raise ValueError(f"query has {shape[-3]} heads and key {k_shape[-3]}: expected as many, or enable_gqa=True")
     even = not (shape[-1] % DIM_STEP or v_shape[-1] % DIM_STEP)
-    if len(shape) == 4 and even and (not is_causal or shape[-2] == k_shape[-2]) and _is_plain(query, key, value):
-        return _dense(query, key, value, default_scale(scale, shape[-1]), 0.0, -1, 0 if is_causal else -1, True)
+    if len(shape) == 4 and even and (not is_causal or shape[-2] == k_shape[-2]):
+        how = default_scale(scale, shape[-1]), 0.0, -1, 0 if is_causal else -1, True
+        return _dense(query, key, value, *how) if _is_plain(query, key, value) else _dense_lse(query, key, value, *how)[0]
     if len(shape) != 4:
         query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)

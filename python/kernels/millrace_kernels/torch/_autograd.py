@@ -66,6 +66,26 @@ def _(ctx, d_out, _):
     return d_q, d_k, d_v, None if sinks is None else d_sinks, *(None,) * 12
 
 
+def save_attention_dense(ctx, inputs, output):
+    q, k, v, *ctx.numbers, ctx.heads_first = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+@differentiable("attention_dense_lse", save_attention_dense)
+def _(ctx, d_out, _):
+    if d_out is None:
+        return (None,) * 8
+    *tensors, lse = (d_out, *ctx.saved_tensors)
+    if ctx.heads_first:
+        tensors = [x.transpose(1, 2) for x in tensors]
+    *made, _ = ops.attention_backward(*tensors, lse, None, None, None, 0, 0, None, None, 0, 0, *ctx.numbers)
+    if ctx.heads_first:
+        made = [x.transpose(1, 2) for x in made]
+    return *made, None, None, None, None, None
+
+
 # ---------------------------------------------------------------- norms
 
 
@@ -469,4 +489,5 @@ cast_under_autocast("matmul", 2)
 cast_under_autocast("linear_cross_entropy", 2)
 cast_under_autocast("attention", 3)
 cast_under_autocast("attention_dense", 3)
+cast_under_autocast("attention_dense_lse", 3)
 cast_under_autocast("attention_paged", 3)

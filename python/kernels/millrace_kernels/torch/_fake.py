@@ -38,6 +38,11 @@ def _(q, k, v, scale=0.0, softcap=0.0, window_left=-1, window_right=-1, heads_fi
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
+@fake("attention_dense_lse")
+def _(q, k, v, scale=0.0, softcap=0.0, window_left=-1, window_right=-1, heads_first=False):
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), lse_of(q.transpose(1, 2) if heads_first else q)
+
+
 @fake("attention_backward")
 def _(d_out, q, k, v, out, lse, sinks=None, cu_q=None, cu_k=None, max_q=0, max_k=0, block_starts=None,
       block_columns=None, block_q=0, block_k=0, scale=0.0, softcap=0.0, window_left=-1, window_right=-1,
@@ -62,6 +67,11 @@ def _(x, rows_per_scale, rotate=False):
 def _(q, k_pages, v_pages, page_table, k_lengths, sinks=None, cu_q=None, max_q=0, scale=0.0, softcap=0.0,
       window_left=-1, window_right=-1):
     return q.new_empty((*q.shape[:-1], v_pages.shape[-1])), lse_of(q)
+
+
+@fake("norm_plain")
+def _(x, weight=None, bias=None, eps=1e-6, weight_offset=0.0, layer=False):
+    return packed(x)
 
 
 @fake("rms_norm")

@@ -49,6 +49,7 @@ def _int32(x, name):
 
 
 _rms_norm, _layer_norm = entry("rms_norm", (0, 1)), entry("layer_norm", (0, 1, 2))
+_norm_plain = getattr(ops.norm_plain.default, "_op", ops.norm_plain.default)  # has no gradient
 _add_rms_norm, _add_layer_norm = entry("add_rms_norm", (0, 1, 2)), entry("add_layer_norm", (0, 1, 2, 3))
 _rotary, _activation, _gated_activation = entry("rotary", (0,)), entry("activation", (0,)), entry("gated_activation", (0, 1))
 _softmax, _dropout = entry("softmax", (0,)), entry("dropout", (0,))
@@ -60,12 +61,18 @@ _route, _experts, _sample = entry("route", (0,)), entry("experts", (0, 2, 3, 4, 
 
 def rms_norm(x, weight=None, eps=1e-6, weight_offset=0.0):
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last dimension. Gemma's weights have offset 1."""
-    return _rms_norm(x, weight, eps, weight_offset)[0]
+    if is_compiling() or transforms_active() or is_grad_enabled() and (
+            x.requires_grad or weight is not None and weight.requires_grad):
+        return _rms_norm(x, weight, eps, weight_offset)[0]
+    return _norm_plain(x, weight, None, eps, weight_offset, False)
 
 
 def layer_norm(x, weight=None, bias=None, eps=1e-5):
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
-    return _layer_norm(x, weight, bias, eps)[0]
+    if is_compiling() or transforms_active() or is_grad_enabled() and (
+            x.requires_grad or weight is not None and weight.requires_grad or bias is not None and bias.requires_grad):
+        return _layer_norm(x, weight, bias, eps)[0]
+    return _norm_plain(x, weight, bias, eps, 0.0, True)
 
 
 def add_rms_norm(x, residual, weight=None, eps=1e-6, weight_offset=0.0):

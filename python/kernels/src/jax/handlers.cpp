@@ -3,6 +3,7 @@
 // Buffers are contiguous; an array that is not there is one of no elements.
 #include <xla/ffi/api/ffi.h>
 
+#include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -24,10 +25,12 @@ struct Cuda {
   bindings::DeviceLease lease() const { return bindings::DeviceLease::cuda(ordinal, stream); }
   void* scratch(size_t bytes, bindings::DeviceLease&) {
     if (bytes == 0) return nullptr;
-    const std::optional<void*> memory = allocator.Allocate(bytes, 256);  // the C API's alignment
+    constexpr uintptr_t kAlignment = 256;  // of the C API; XLA takes no request beyond 16
+    const std::optional<void*> memory = allocator.Allocate(bytes + kAlignment);
     if (!memory.has_value())
       throw std::runtime_error("millrace: XLA has no memory for a workspace of " + std::to_string(bytes));
-    return *memory;
+    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(*memory) + kAlignment - 1) / kAlignment *
+                                   kAlignment);
   }
   int32_t ordinal;
   mr_stream stream;

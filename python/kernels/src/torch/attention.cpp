@@ -196,11 +196,15 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
   return run_forward(p, q, k, v);
 }
 
-// Dense rows without a gradient: torch takes half as long over eight arguments and one result as over sixteen
+struct DenseMask {
+  double scale, softcap;
+  int64_t left, right;
+};
+
+// Dense rows alone: torch takes half as long over eight arguments and one result as over sixteen
 // and two. heads_first: all are [batch, heads, seq, dim], torch's order, as its own attention has them.
-Tensor attention_dense(const Tensor& q, const Tensor& k, const Tensor& v, double scale, double softcap,
-                       int64_t window_left, int64_t window_right, bool heads_first) {
-  const char* op = "attention_dense";
+Tensor dense_forward(const Tensor& q, const Tensor& k, const Tensor& v, const DenseMask& mask,
+                     bool heads_first, Tensor* lse, const char* op) {
   require_dims(q, 4, op, "q");
   require_dims(k, 4, op, "k");
   require_dims(v, 4, op, "v");
@@ -223,11 +227,12 @@ Tensor attention_dense(const Tensor& q, const Tensor& k, const Tensor& v, double
   p.c.kv_heads = narrow_int(sk.sizes[head], op, "kv_heads");
   p.c.head_dim = narrow_int(sq.sizes[3], op, "head_dim");
   p.c.value_dim = narrow_int(sv.sizes[3], op, "value_dim");
-  p.c.scale = static_cast<float>(scale);
-  p.c.softcap = static_cast<float>(softcap);
-  p.c.window_left = window_side(window_left);
-  p.c.window_right = window_side(window_right);
+  p.c.scale = static_cast<float>(mask.scale);
+  p.c.softcap = static_cast<float>(mask.softcap);
+  p.c.window_left = window_side(mask.left);
+  p.c.window_right = window_side(mask.right);
   const Tensor from_q = aligned(q), from_k = aligned(k), from_v = aligned(v);
+  if (lse != nullptr) *lse = empty({sq.sizes[0], sq.sizes[head], sq.sizes[seq]}, ScalarType::Float, q);
   Tensor out = empty({sq.sizes[0], sq.sizes[1], sq.sizes[2], sv.sizes[3]}, q);
   const auto view = [heads_first](const Tensor& x) {
     mr_flash_tensor t = flash(x);
@@ -238,9 +243,26 @@ Tensor attention_dense(const Tensor& q, const Tensor& k, const Tensor& v, double
   size_t bytes = 0;
   check(mr_flash_forward_workspace_bytes(device.get(), &p.c, &bytes));
   const Workspace workspace(bytes, q, device);
-  check(mr_flash_forward(device.get(), &p.c, view(from_q), view(from_k), view(from_v), view(out), nullptr,
-                         workspace.data(), bytes, device.stream()));
+  check(mr_flash_forward(device.get(), &p.c, view(from_q), view(from_k), view(from_v), view(out),
+                         lse == nullptr ? nullptr : static_cast<float*>(lse->data_ptr()), workspace.data(),
+                         bytes, device.stream()));
   return out;
+}
+
+Tensor attention_dense(const Tensor& q, const Tensor& k, const Tensor& v, double scale, double softcap,
+                       int64_t window_left, int64_t window_right, bool heads_first) {
+  return dense_forward(q, k, v, {scale, softcap, window_left, window_right}, heads_first, nullptr,
+                       "attention_dense");
+}
+
+// -> out, lse [batch, heads, seq]: what a gradient is recorded with.
+std::tuple<Tensor, Tensor> attention_dense_lse(const Tensor& q, const Tensor& k, const Tensor& v,
+                                               double scale, double softcap, int64_t window_left,
+                                               int64_t window_right, bool heads_first) {
+  Tensor lse;
+  Tensor out = dense_forward(q, k, v, {scale, softcap, window_left, window_right}, heads_first, &lse,
+                             "attention_dense_lse");
+  return {out, lse};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
@@ -382,6 +404,10 @@ void define_attention(torch::stable::detail::StableLibrary& m) {
       "attention_dense(Tensor q, Tensor k, Tensor v, float scale=0., float softcap=0., int window_left=-1, "
       "int window_right=-1, bool heads_first=False) -> Tensor");
   m.def(
+      "attention_dense_lse(Tensor q, Tensor k, Tensor v, float scale=0., float softcap=0., int "
+      "window_left=-1, "
+      "int window_right=-1, bool heads_first=False) -> (Tensor, Tensor)");
+  m.def(
       "attention(Tensor q, Tensor k, Tensor v, Tensor? sinks=None, Tensor? cu_q=None, Tensor? cu_k=None, "
       "int max_q=0, int max_k=0, Tensor? block_starts=None, Tensor? block_columns=None, int block_q=0, "
       "int block_k=0, float scale=0., float softcap=0., int window_left=-1, int window_right=-1) -> "
@@ -408,6 +434,7 @@ void define_attention(torch::stable::detail::StableLibrary& m) {
 void implement_attention(torch::stable::detail::StableLibrary& m) {
   m.impl("attention", TORCH_BOX(&attention));
   m.impl("attention_dense", TORCH_BOX(&attention_dense));
+  m.impl("attention_dense_lse", TORCH_BOX(&attention_dense_lse));
   m.impl("attention_backward", TORCH_BOX(&attention_backward));
   m.impl("attention_fp8", TORCH_BOX(&attention_fp8));
   m.impl("attention_quantize", TORCH_BOX(&attention_quantize));

@@ -36,6 +36,7 @@ struct NormOptions {
   mr_norm_kind kind;
   double eps, weight_offset;
   const char* op;
+  bool for_gradient = true;  // the mean and the reciprocal deviation are wanted
 };
 
 Normed norm(const Tensor& x, const MaybeTensor& residual, const MaybeTensor& weight, const MaybeTensor& bias,
@@ -61,9 +62,11 @@ Normed norm(const Tensor& x, const MaybeTensor& residual, const MaybeTensor& wei
   args.bias = b.view;
   args.weight_offset = static_cast<float>(o.weight_offset);
   args.eps = static_cast<float>(o.eps);
-  made.rstd = empty(leading_sizes(x), ScalarType::Float, x);
-  args.rstd = floats(*made.rstd);
-  if (o.kind == MR_NORM_LAYER) {
+  if (o.for_gradient) {
+    made.rstd = empty(leading_sizes(x), ScalarType::Float, x);
+    args.rstd = floats(*made.rstd);
+  }
+  if (o.for_gradient && o.kind == MR_NORM_LAYER) {
     made.mean = empty(leading_sizes(x), ScalarType::Float, x);
     args.mean = floats(*made.mean);
   }
@@ -72,6 +75,14 @@ Normed norm(const Tensor& x, const MaybeTensor& residual, const MaybeTensor& wei
     check(mr_norm(device.get(), &args, device.stream()));
   }
   return made;
+}
+
+// Without what a gradient needs; layer: LayerNorm, else RMSNorm.
+Tensor norm_plain(const Tensor& x, MaybeTensor weight, MaybeTensor bias, double eps, double weight_offset,
+                  bool layer) {
+  return norm(x, {}, weight, bias,
+              {layer ? MR_NORM_LAYER : MR_NORM_RMS, eps, weight_offset, "norm_plain", false})
+      .y;
 }
 
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, MaybeTensor weight, double eps, double weight_offset) {
@@ -325,6 +336,9 @@ Tensor dropout(const Tensor& x, double p, const Tensor& seed) {
 
 void define_fused(torch::stable::detail::StableLibrary& m) {
   m.def(
+      "norm_plain(Tensor x, Tensor? weight=None, Tensor? bias=None, float eps=1e-6, float weight_offset=0., "
+      "bool layer=False) -> Tensor");
+  m.def(
       "rms_norm(Tensor x, Tensor? weight=None, float eps=1e-6, float weight_offset=0.) -> (Tensor, Tensor)");
   m.def(
       "layer_norm(Tensor x, Tensor? weight=None, Tensor? bias=None, float eps=1e-5) -> (Tensor, Tensor, "
@@ -354,6 +368,7 @@ void define_fused(torch::stable::detail::StableLibrary& m) {
 }
 
 void implement_fused(torch::stable::detail::StableLibrary& m) {
+  m.impl("norm_plain", TORCH_BOX(&norm_plain));
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
   m.impl("layer_norm", TORCH_BOX(&layer_norm));
   m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
