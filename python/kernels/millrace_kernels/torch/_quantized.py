@@ -51,8 +51,8 @@ class QuantizedLinear(nn.Module):
     def __init__(self, linear: nn.Linear, type: str):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.type = type_named(type)
-        values, scales = quantize(linear.weight.detach().cpu(), self.type)
+        self.format = type_named(type)
+        values, scales = quantize(linear.weight.detach().cpu(), self.format)
         self.register_buffer("weight", values)
         self.register_buffer("scales", scales)
         self.register_buffer("packed", None, persistent=False)
@@ -63,7 +63,7 @@ class QuantizedLinear(nn.Module):
     def _pack(self, device):
         self.packed = None
         if device.type == "cuda":
-            self.packed = ops.weight_pack(self.weight, torch.empty(0, device=device), self.type, self.scales)
+            self.packed = ops.weight_pack(self.weight, torch.empty(0, device=device), self.format, self.scales)
 
     def _apply(self, fn, recurse=True):
         # .to(bfloat16) and .half() are about activations: codes and scales stay what they are.
@@ -93,13 +93,13 @@ class QuantizedLinear(nn.Module):
         if bias is not None and bias.dtype != torch.float32:
             bias = bias.to(torch.float32)
         if self.packed is not None:
-            y = _linear_packed(x.to(torch.float32), self.packed, self.type, self.out_features, self.in_features, bias)
+            y = _linear_packed(x.to(torch.float32), self.packed, self.format, self.out_features, self.in_features, bias)
         else:
-            y = _linear_quantized(x.to(torch.float32), self.weight, self.type, self.scales, bias, GRID, GRID)
+            y = _linear_quantized(x.to(torch.float32), self.weight, self.format, self.scales, bias, GRID, GRID)
         return y.to(x.dtype)
 
     def extra_repr(self):
-        return f"in_features={self.in_features}, out_features={self.out_features}, type={self.type}"
+        return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
 
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
