@@ -51,8 +51,8 @@ def attention(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=0.0
     left, right = window
     if causal:
         right = 0 if right < 0 else min(right, 0)
-    head_dim, value_dim = q.shape[-1], v.shape[-1]
-    scale = default_scale(scale, head_dim)
+    head_dim, value_dim = q.size(-1), v.size(-1)
+    scale = head_dim**-0.5 if scale is None else default_scale(scale, head_dim)
     even = not (head_dim % DIM_STEP or value_dim % DIM_STEP)
     if even and sinks is None and cu_q is None and blocks is None:
         if not return_lse and _is_plain(q, k, v):
