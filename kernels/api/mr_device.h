@@ -83,6 +83,9 @@ struct mr_device {
 
   virtual size_t weight_bytes(const millrace::TensorView& matrix) const = 0;
   virtual std::unique_ptr<mr_weight> make_weight(const millrace::TensorView& matrix, void* memory) = 0;
+  virtual size_t weight_kept_bytes(const millrace::TensorView& matrix) const { return weight_bytes(matrix); }
+  // Error{kUnsupported} unless a device has it (mr_matmul.cpp).
+  virtual std::unique_ptr<mr_weight> adopt_weight(const millrace::TensorView& matrix, void* memory);
   virtual size_t matmul_workspace_bytes(const mr_weight& weight, int64_t rows) const = 0;
   virtual void matmul(const mr_matmul_args& args, void* workspace, mr_stream stream) = 0;
 

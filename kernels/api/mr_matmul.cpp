@@ -127,6 +127,11 @@ void check_quantized(const mr_device* device, mr_dtype type, const float* x, int
 
 namespace api = millrace::api;
 
+std::unique_ptr<mr_weight> mr_device::adopt_weight(const millrace::TensorView&, void*) {
+  millrace::throw_error(millrace::ErrorCode::kUnsupported,
+                        "mr_weight_adopt is for GPUs, found {}: expected mr_weight_create", description());
+}
+
 extern "C" {
 
 mr_status mr_weight_bytes(const mr_device* device, const mr_matrix* matrix, size_t* bytes) {
@@ -149,6 +154,35 @@ mr_status mr_weight_create(mr_device* device, const mr_matrix* matrix, void* mem
     made->experts = matrix->experts;
     made->rows = matrix->rows;
     made->cols = matrix->cols;
+    *weight = made.release();
+  });
+}
+
+mr_status mr_weight_kept_bytes(const mr_device* device, const mr_matrix* matrix, size_t* bytes) {
+  return api::guarded([&] {
+    api::require_pointer(device, "device");
+    api::require_pointer(bytes, "bytes");
+    *bytes = device->weight_kept_bytes(api::view_of(matrix));
+  });
+}
+
+mr_status mr_weight_adopt(mr_device* device, const mr_matrix* matrix, void* memory, size_t memory_bytes,
+                          mr_weight** weight) {
+  return api::guarded([&] {
+    api::require_pointer(device, "device");
+    api::require_pointer(matrix, "matrix");
+    api::require_pointer(weight, "weight");
+    api::require_pointer(memory, "memory");
+    *weight = nullptr;
+    mr_matrix shape = *matrix;
+    shape.data = memory;  // not read, and aligned
+    if (shape.type == MR_F8_E4M3 || shape.type == MR_MXFP4_SPLIT) shape.scales = memory;
+    const millrace::TensorView view = api::view_of(&shape);
+    api::require_workspace(memory, memory_bytes, device->weight_kept_bytes(view));
+    auto made = device->adopt_weight(view, memory);
+    made->experts = shape.experts;
+    made->rows = shape.rows;
+    made->cols = shape.cols;
     *weight = made.release();
   });
 }

@@ -92,6 +92,23 @@ TEST(MrMatmul, IsTheReferencesForEveryType) {
   }
 }
 
+TEST(MrMatmul, AWeightOfACpuIsNotAdopted) {
+  const DevicePtr device = open_cpu();
+  std::mt19937 random(3);
+  const TestMatrix m = random_matrix(device.get(), random, MR_Q8_0, 1, 8, 64);
+  size_t made = 0, kept = 1;
+  ASSERT_EQ(mr_weight_bytes(device.get(), &m.matrix, &made), MR_OK);
+  ASSERT_EQ(mr_weight_kept_bytes(device.get(), &m.matrix, &kept), MR_OK);
+  EXPECT_EQ(made, kept);
+  const Guarded memory(made + 256);
+  mr_weight* weight = nullptr;
+  EXPECT_REFUSED(mr_weight_adopt(device.get(), &m.matrix, memory.data(), made, &weight), MR_ERROR_UNSUPPORTED,
+                 "mr_weight_create");
+  EXPECT_REFUSED(mr_weight_adopt(device.get(), &m.matrix, nullptr, made, &weight), MR_ERROR_INVALID,
+                 "memory");
+  EXPECT_EQ(weight, nullptr);
+}
+
 TEST(MrMatmul, ARowHasTheSameBitsAloneAndAmongOthers) {
   for (const std::string& isa : isas()) {
     const DevicePtr device = open_cpu(isa.c_str()), alone = open_cpu(isa.c_str(), 1);

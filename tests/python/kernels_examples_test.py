@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""The example for vLLM without vLLM: its paged attention over steps of a ragged batch. Run by kernels_test.py."""
+"""The example for vLLM without vLLM: its paged attention over steps of a ragged batch; every cell of the notebooks, in
+order. Run by kernels_test.py."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import torch
@@ -51,5 +53,18 @@ def test_vllm():
     print("vllm_attention_backend: passed without vLLM; kernels_test.py BUILD --only vllm runs it in vLLM")
 
 
+def test_notebook(name):
+    """The code of its cells in one program; Jupyter itself is not needed."""
+    notebook = json.loads((EXAMPLES / name).read_text())
+    assert notebook["nbformat"] == 4, f"{name}: nbformat {notebook['nbformat']}"
+    cells, seen = [c for c in notebook["cells"] if c["cell_type"] == "code"], {"__name__": "__main__"}
+    for number, cell in enumerate(cells):
+        assert cell["outputs"] == [], f"{name}: cell {number} has outputs in the repository"
+        exec(compile("".join(cell["source"]), f"{name}, cell {number}", "exec"), seen)
+    print(f"{name}: passed, {len(cells)} cells")
+
+
 if __name__ == "__main__":
     test_vllm()
+    test_notebook("torch.ipynb")
+    test_notebook("jax.ipynb")

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Linear layers with weights of four bits (torch.ops.millrace.lowbit_*) against torch in float64.
+"""Linear layers and experts with weights of four bits (torch.ops.millrace.lowbit_*), of block types and packed
+(weight_pack, linear_packed, experts_packed) against torch in float64.
 
-  tests/python/kernels_lowbit_test.py [--device cuda]
+  tests/python/kernels_lowbit_test.py [--device cuda] [NAME ...]
 
 Run by tests/python/kernels_test.py with the package on the path.
 """
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import millrace_kernels.torch as mt
-from kernels_torch_test import BF16, compare, device, ops, raises, random, run_tests
+from kernels_torch_test import (BF16, F32, close, compare, device, exact_experts, ops, raises, random, run_tests)
 
 
 def lowbit_weight(packed, format, n, k, scale):
@@ -56,5 +57,89 @@ def test_lowbit():
     raises(RuntimeError, "bfloat16", ops.lowbit_linear, random(2, 128), packed, "nvfp4", 8, 128)
 
 
+PACKED = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "mxfp4", "f8_e4m3")
+
+
+def coded(w, type):
+    """(what pack takes: values and scales; the same numbers in float64), on the CPU."""
+    plain = {"f32": F32, "f16": torch.float16, "bf16": BF16}.get(type)
+    if plain is not None:
+        return (w.to(plain), None), w.to(plain).double()
+    values, scales = mt.quantize(w, type)
+    return (values, scales), mt.dequantize(values, type, scales).double()
+
+
+def test_packed():
+    """The product's own rounding: activations to 8 bits per block of 32 on a CPU, to bf16 on a GPU, weights there too."""
+    torch.manual_seed(23)
+    for type in PACKED:
+        for rows, cols in ((72, 256), (33, 512)):
+            (values, scales), plain = coded(random(rows, cols, grad=False).cpu(), type)
+            packed = mt.pack(values, "" if scales is None and values.dtype != torch.uint8 else type, scales, device())
+            assert packed.shape == (rows, cols) and packed.packed.device.type == device()
+            plain = plain.to(device())
+            for count in (1, 3, 40):
+                x, bias = random(count, cols), random(rows)
+                got, want = mt.packed_linear(x, packed, bias), F.linear(x.double(), plain, bias.double())
+                off = float((got.double() - want).detach().norm() / want.detach().norm())
+                assert off < 0.012, f"packed {type} {count} rows: relative error {off:.3g}"
+                dy = torch.randn(count, rows)
+                d_x, d_bias = torch.autograd.grad(got, (x, bias), dy)
+                off = float((d_x.double() - dy.double() @ plain).norm() / (dy.double() @ plain).norm())
+                assert off < (1e-5 if device() == "cpu" else 4e-3), f"packed {type} dx: relative error {off:.3g}"
+                close(f"packed {type} dbias", d_bias, dy.double().sum(0), F32)
+            assert torch.equal(mt.packed_linear(x[:1], packed), mt.packed_linear(x, packed)[:1]), "a row's bits"
+    assert mt.packed_linear(x[:0], packed).shape == (0, rows)
+    raises(RuntimeError, "bytes", ops.linear_packed, x, packed.packed[:-1], packed.type, rows, cols)
+    raises(RuntimeError, "columns", mt.packed_linear, x[:, 1:], packed)
+    raises(TypeError, "dtype", mt.pack, torch.zeros(2, 32, dtype=torch.int32))
+
+
+def test_packed_experts():
+    torch.manual_seed(24)
+    rows, hidden, ffn, count, k = 7, 64, 96, 5, 2
+    chosen, weights = (t.detach() for t in mt.route(random(rows, count), k))
+    biases = [random(count, n, grad=False) for n in (ffn, ffn, hidden)]
+    for type in ("f32", "bf16", "q8_0", "mxfp4"):
+        made = [coded(random(*shape, scale=0.3, grad=False).cpu(), type)
+                for shape in ((count, ffn, hidden), (count, ffn, hidden), (count, hidden, ffn))]
+        packed = [mt.pack(v, "" if v.dtype != torch.uint8 else type, s, device()) for (v, s), _ in made]
+        plain = [w.to(device()) for _, w in made]
+        for clamped in (False, True):
+            x = random(rows, hidden, grad=False)
+            got = mt.experts(x, chosen, weights, *packed, gate_bias=biases[0], up_bias=biases[1], down_bias=biases[2],
+                             activation="clamped_swiglu" if clamped else "swiglu")
+            want = exact_experts(x.double(), weights.double(), *plain, [b.double() for b in biases], chosen, clamped)
+            off = float((got.double() - want).norm() / want.norm())
+            assert off < 0.02, f"packed experts {type}: relative error {off:.3g}"
+    raises(ValueError, "expected one type", mt.experts, x, chosen, weights, packed[0], packed[1], packed[1])
+
+
+def test_quantize_model():
+    torch.manual_seed(17)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 32, bias=False))
+    x = torch.randn(5, 64, requires_grad=True)
+    want = model(x)
+    assert mt.quantize_(model, "q8_0") == 2 and "q8_0" in repr(model)
+    off = float((model(x) - want).detach().norm() / want.detach().norm())
+    assert off < 0.02, off
+    model(x).sum().backward()
+    assert x.grad is not None and model[0].bias.grad is not None
+    again = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 32, bias=False))
+    mt.quantize_(again, "q8_0")
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again(x), model(x))
+    moved = again.cpu()(x.detach().cpu())  # and back
+    off = float((moved - want.detach().cpu()).norm() / want.detach().cpu().norm())
+    assert off < 0.02 and torch.equal(again.to(device())(x), model(x)), off
+    assert model.to(BF16)(x.to(BF16)).dtype == BF16 and model[0].weight.dtype == torch.uint8
+    odd = torch.nn.Sequential(torch.nn.Linear(64, 33), torch.nn.Linear(33, 4))
+    raises(ValueError, "1 has rows of 33", mt.quantize_, odd, "mxfp4")
+    assert type(odd[0]) is torch.nn.Linear, "changed before it was refused"
+    assert mt.quantize_(odd, "q4_0", skip=("1",)) == 1
+    compiled = torch.compile(odd, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x.detach()), odd(x.detach()))
+
+
 if __name__ == "__main__":
-    sys.exit(run_tests({"test_lowbit": test_lowbit}))
+    sys.exit(run_tests({name: f for name, f in globals().items() if name.startswith("test_")}))

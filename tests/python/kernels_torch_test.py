@@ -503,32 +503,6 @@ def test_quantized():
     assert got.shape == w.shape
 
 
-def test_quantize_model():
-    if device() != "cpu":
-        raises(ValueError, "on a CPU alone", mt.quantize_, torch.nn.Sequential(torch.nn.Linear(64, 96)), "q8_0")
-        return
-    torch.manual_seed(17)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 32, bias=False))
-    x = torch.randn(5, 64, requires_grad=True)
-    want = model(x)
-    assert mt.quantize_(model, "q8_0") == 2 and "q8_0" in repr(model)
-    off = float((model(x) - want).detach().norm() / want.detach().norm())
-    assert off < 0.02, off
-    model(x).sum().backward()
-    assert x.grad is not None and model[0].bias.grad is not None
-    again = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 32, bias=False))
-    mt.quantize_(again, "q8_0")
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(again(x), model(x))
-    assert model.to(BF16)(x.to(BF16)).dtype == BF16 and model[0].weight.dtype == torch.uint8
-    odd = torch.nn.Sequential(torch.nn.Linear(64, 33), torch.nn.Linear(33, 4))
-    raises(ValueError, "1 has rows of 33", mt.quantize_, odd, "mxfp4")
-    assert type(odd[0]) is torch.nn.Linear, "changed before it was refused"
-    assert mt.quantize_(odd, "mxfp4", skip=("1",)) == 1
-    compiled = torch.compile(odd, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(x.detach()), odd(x.detach()))
-
-
 def exact_experts(x, weights, gate, up, down, biases, chosen, clamped):
     y = torch.zeros_like(x)
     for r, s in itertools.product(range(chosen.shape[0]), range(chosen.shape[1])):
@@ -559,7 +533,7 @@ def test_experts():
         compare(f"route {softmax_all}", lambda s: mt.route(s, k, softmax_all)[1], formula, (scores,), F32)
     chosen, weights = (t.detach() for t in mt.route(scores, k))
     if device() != "cpu":
-        raises(RuntimeError, "expected a CPU's", mt.experts, random(rows, hidden), chosen, weights,
+        raises(RuntimeError, "experts_packed", mt.experts, random(rows, hidden), chosen, weights,
                *(random(count, 32, 32) for _ in range(3)))
         return
     weights.requires_grad_()
@@ -627,6 +601,7 @@ def samples():
     gate, up, down = random(8, 32, 32), random(8, 32, 32), random(8, 32, 32)
     wide = random(3, 32)
     bytes_ = ops.quantize(random(5, 32, grad=False).cpu(), "q8_0")
+    block = mt.pack(bytes_, "q8_0", device=device())
     f16 = [random(1, 4, 2, 16, dtype=F16, grad=False)]
     coded, scales = ops.attention_quantize(f16[0], 1, True)
     blocked, block_scales = ops.attention_quantize(f16[0], 128)
@@ -639,7 +614,9 @@ def samples():
         "lowbit_repack": [(*four_bits, None, "mxfp4", "rows", 8, 128)],
         "lowbit_linear": [(random(3, 128, dtype=BF16), packed, "mxfp4", 8, 128, 1.0, random(8))],
         "attention": [(q, k, v), (q, k, v, sinks), (*ragged, None, cu, cu, 2, 2)],
-        "attention_dense": [(*plain[:3],), (*plain[:3], 0.3, 5.0, 2, 0)],
+        "attention_dense": [(*plain[:3],), (*plain[:3], 0.3, 5.0, 2, 0), (*[plain[0]] * 3, 0.3, 0.0, -1, 0, True)],
+        "attention_dense_lse": [(q, k, v), (q, k, v, 0.3, 5.0, 2, 0), (q, q, q, 0.3, 0.0, -1, 0, True)],
+        "norm_plain": [(d[0], d[2]), (d[0], d[2], d[2], 1e-5, 0.0, True)],
         "attention_backward": [(torch.randn(out.shape), *plain[:3], out, lse, plain[3])],
         "attention_fp8": [(coded, blocked, blocked, scales, block_scales, block_scales)],
         "attention_quantize": [(f16[0], 1, True), (f16[0], 128)],
@@ -664,6 +641,11 @@ def samples():
         "linear": [(x, random(5, 8), random(5)), (x, random(5, 8))], "matmul": [(x, random(8, 4))],
         "quantize": [(random(2, 64, grad=False), "q4_0")], "dequantize": [(bytes_, "q8_0")],
         "linear_quantized": [(wide, bytes_, "q8_0", None, random(5))],
+        "weight_pack": [(random(5, 32, grad=False).cpu(), torch.empty(0), "f32")],
+        "weight_unpack": [(block.packed, "q8_0", 5, 32)],
+        "linear_packed": [(wide, block.packed, "q8_0", 5, 32, random(5))],
+        "experts_packed": [(wide.detach(), chosen, weights.detach(), *(mt.pack(w).packed for w in (gate, up, down)), "f32", 8,
+                            32)],
         "route": [(x, 2), (x, 2, True)],
         "experts": [(wide, chosen, weights.requires_grad_(), gate, up, down)],
         "experts_backward": [(wide.detach(), wide.detach(), chosen, weights.detach(), gate.detach(), up.detach(),

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """attn_implementation="millrace" in transformers: tiny random models of each family, forward and backward, against the
-eager implementation of the same weights; padded batches; generation with a cache. Run by kernels_test.py."""
+eager implementation of the same weights; padded batches; generation with a cache.
+
+  tests/python/kernels_transformers_test.py [--device cuda]        run by kernels_test.py, on a CPU
+"""
 
 import sys
 
@@ -91,6 +94,8 @@ def test_generate(name):
 
 
 def main():
+    if sys.argv[1:2] == ["--device"]:
+        torch.set_default_device(sys.argv[2])
     transformers.logging.set_verbosity_error()
     mt.register_attention()
     for name in FAMILIES:
@@ -105,13 +110,17 @@ def main():
         assert "attention_mask" in str(error)
     else:
         raise AssertionError("a mask of four dimensions was taken")
+    test_quantized()
+    print(f"transformers {transformers.__version__} on {torch.get_default_device()}: passed")
+
+
+def test_quantized():
     model, _ = pair("qwen3", torch.float32)
     tokens = torch.randint(3, 96, (1, 9))
     want = model(tokens).logits
     count = mt.quantize_(model, "q8_0", skip=("lm_head",))
     off = float((model(tokens).logits - want).detach().norm() / want.detach().norm())
     assert count == 14 and off < 0.05, (count, off)
-    print(f"transformers {transformers.__version__}: passed")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,13 @@ MR_API mr_status mr_weight_bytes(const mr_device* device, const mr_matrix* matri
  * aligned. */
 MR_API mr_status mr_weight_create(mr_device* device, const mr_matrix* matrix, void* memory,
                                   size_t memory_bytes, mr_weight** weight);
+/* How many of those bytes, from the first on, a weight goes on using once it is made. */
+MR_API mr_status mr_weight_kept_bytes(const mr_device* device, const mr_matrix* matrix, size_t* bytes);
+/* The weight that mr_weight_create made of such a matrix on such a GPU, in this memory or in a copy of what
+ * is kept of it: for callers who hold memory and no handles. The matrix gives type and shape (data and scales
+ * are not read); nothing is computed or waited for. GPUs alone: a CPU uses most matrices in place. */
+MR_API mr_status mr_weight_adopt(mr_device* device, const mr_matrix* matrix, void* memory,
+                                 size_t memory_bytes, mr_weight** weight);
 MR_API void mr_weight_destroy(mr_weight* weight);
 
 typedef struct mr_matmul_args {

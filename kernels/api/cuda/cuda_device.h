@@ -61,6 +61,8 @@ class CudaDevice final : public mr_device {
 
   size_t weight_bytes(const TensorView& matrix) const override;
   std::unique_ptr<mr_weight> make_weight(const TensorView& matrix, void* memory) override;
+  size_t weight_kept_bytes(const TensorView& matrix) const override;
+  std::unique_ptr<mr_weight> adopt_weight(const TensorView& matrix, void* memory) override;
   size_t matmul_workspace_bytes(const mr_weight& weight, int64_t rows) const override;
   void matmul(const mr_matmul_args& args, void* workspace, mr_stream stream) override;
 

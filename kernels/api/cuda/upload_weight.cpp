@@ -43,14 +43,16 @@ struct WeightMemory {
     const bool packed = shape.format != cuda::PackedFormat::kNone;
     const auto rows = static_cast<size_t>(packed ? staged_rows(view) : view.rows());
     if (packed) {
-      tiles = arena.take<uint8_t>(static_cast<size_t>(experts_of(view)) *
-                                  static_cast<size_t>(shape.tiles_per_expert) * shape.tile_bytes);
+      tiles_bytes = static_cast<size_t>(experts_of(view)) * static_cast<size_t>(shape.tiles_per_expert) *
+                    shape.tile_bytes;
+      tiles = arena.take<uint8_t>(tiles_bytes);
     }
     raw = arena.take<uint8_t>(rows * row_bytes);
     scales = arena.take<uint8_t>((stages_scales(view) && packed ? rows : static_cast<size_t>(scale.rows)) *
                                  scale.row_bytes);
   }
   cuda::PackedMatrix shape;
+  size_t tiles_bytes = 0;
   uint8_t* tiles = nullptr;
   uint8_t *raw, *scales;  // packed: the staging area; else where the weight stays
 };
@@ -61,15 +63,30 @@ void copy_rows(uint8_t* to, size_t row_bytes, const std::byte* from, int64_t str
                                       static_cast<size_t>(rows), cudaMemcpyHostToDevice, nullptr));
 }
 
+void describe_scales(const TensorView& view, uint8_t* at, cuda::DeviceMatrix& matrix) {
+  matrix.scales = at;
+  matrix.scale_type = view.scales.type;
+  matrix.rows_per_scale = view.scales.rows_per_scale;
+  matrix.cols_per_scale = view.scales.cols_per_scale;
+  matrix.scales_per_row = scale_shape(view).per_row;
+}
+
 void copy_scales(const TensorView& view, int64_t first, int64_t rows, uint8_t* to,
                  cuda::DeviceMatrix& matrix) {
   const ScaleShape shape = scale_shape(view);
   copy_rows(to, shape.row_bytes, view.scales.data + first * shape.stride, shape.stride, rows);
-  matrix.scales = to;
-  matrix.scale_type = view.scales.type;
-  matrix.rows_per_scale = view.scales.rows_per_scale;
-  matrix.cols_per_scale = view.scales.cols_per_scale;
-  matrix.scales_per_row = shape.per_row;
+  describe_scales(view, to, matrix);
+}
+
+// Rows of an expert in the file's encoding, where they are staged or stay.
+cuda::DeviceMatrix raw_matrix(const TensorView& view, const WeightMemory& memory) {
+  cuda::DeviceMatrix raw;
+  raw.data = memory.raw;
+  raw.rows = view.rows() / experts_of(view);
+  raw.cols = view.cols();
+  raw.row_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
+  raw.type = view.type;
+  return raw;
 }
 
 // Rows [first, first + rows) of the view, to the tiles they are.
@@ -90,18 +107,33 @@ size_t CudaDevice::weight_bytes(const TensorView& matrix) const {
   return count.used();
 }
 
+size_t CudaDevice::weight_kept_bytes(const TensorView& matrix) const {
+  DeviceArena count(nullptr);
+  const WeightMemory memory(count, matrix);
+  return memory.shape.format == cuda::PackedFormat::kNone ? count.used() : memory.tiles_bytes;
+}
+
+std::unique_ptr<mr_weight> CudaDevice::adopt_weight(const TensorView& view, void* memory_base) {
+  DeviceArena arena(memory_base);
+  const WeightMemory memory(arena, view);
+  auto weight = std::make_unique<CudaWeight>(*this);
+  weight->packed = memory.shape;
+  weight->packed.tiles = memory.tiles;
+  if (!weight->is_packed()) {
+    cuda::DeviceMatrix& raw = weight->matrix;
+    raw = raw_matrix(view, memory);
+    if (view.scales.data != nullptr) describe_scales(view, memory.scales, raw);
+  }
+  return weight;
+}
+
 std::unique_ptr<mr_weight> CudaDevice::make_weight(const TensorView& view, void* memory_base) {
   const cuda::Launch launch = at(nullptr);
   DeviceArena arena(memory_base);
   const WeightMemory memory(arena, view);
   auto weight = std::make_unique<CudaWeight>(*this);
   const int64_t rows = view.rows() / experts_of(view);
-  cuda::DeviceMatrix raw;
-  raw.data = memory.raw;
-  raw.rows = rows;
-  raw.cols = view.cols();
-  raw.row_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
-  raw.type = view.type;
+  cuda::DeviceMatrix raw = raw_matrix(view, memory);
   const bool has_grid = view.scales.data != nullptr;
   weight->packed = memory.shape;
   if (!weight->is_packed()) {

@@ -1,4 +1,4 @@
-"""Millrace's kernels in JAX by its FFI, on the CPU: attention, norms, rotary, activations, softmax, cross-entropy.
+"""Millrace's kernels in JAX by its FFI, on CPUs and GPUs: attention, norms, rotary, activations, softmax, cross-entropy.
 
 Every function is differentiable in reverse (`custom_vjp`), batches under `vmap` (one call for the whole batch where
 that gives the same), and runs inside `jit` and `shard_map`. Types are float32, float16 and bfloat16; sums are float32.
@@ -22,9 +22,10 @@ __all__ = ["add_layer_norm", "add_rms_norm", "attention", "clamped_swiglu", "cro
 _library = ctypes.CDLL(str(library_path("jax")))
 _NAMES = ("attention", "attention_backward", "norm", "norm_backward", "rotary", "activation", "activation_backward",
           "softmax", "softmax_backward", "cross_entropy", "cross_entropy_backward")
-for _name in _NAMES:
-    jax.ffi.register_ffi_target(f"millrace_{_name}", jax.ffi.pycapsule(getattr(_library, f"millrace_jax_{_name}")),
-                                platform="cpu")
+for _platform, _name in ((p, n) for p in ("cpu", "CUDA") for n in _NAMES):
+    _handler = getattr(_library, f"millrace_jax_{_platform.lower()}_{_name}", None)
+    if _handler is not None:  # of CUDA there are none in a build without it
+        jax.ffi.register_ffi_target(f"millrace_{_name}", jax.ffi.pycapsule(_handler), platform=_platform)
 
 _KINDS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "swiglu": 3, "clamped_swiglu": 4, "geglu": 5, "geglu_tanh": 6}
 _TYPES = (jnp.float32, jnp.float16, jnp.bfloat16)
@@ -195,6 +196,8 @@ def _norm_calls(layer, eps, offset):
                      layer=layer, eps=np.float32(eps), weight_offset=np.float32(offset))
 
     def backward(dy, dsum, x, mean, rstd, weight, bias):
+        if x.size == 0:
+            return jnp.zeros_like(x), jnp.zeros(weight.shape), jnp.zeros(bias.shape)
         return _call("norm_backward", (_shaped(x.shape, x.dtype), _shaped(weight.shape), _shaped(bias.shape)), dy,
                      dsum, x, weight, mean, rstd, layer=layer, weight_offset=np.float32(offset))
 

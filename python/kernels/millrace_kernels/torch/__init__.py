@@ -14,16 +14,16 @@ from . import _autograd, _fake  # noqa: E402,F401  the operations exist from her
 from ._attention import attention, attention_paged, scaled_dot_product_attention, set_fallback  # noqa: E402
 from ._fp8 import linear_fp8, quantize_fp8  # noqa: E402
 from ._functional import (add_layer_norm, add_rms_norm, clamped_swiglu, cross_entropy, dropout,  # noqa: E402
-                          embedding, experts, geglu, gelu, layer_norm, linear, linear_cross_entropy, rms_norm, rotary,
-                          route, sample, silu, softmax, swiglu)
+                          embedding, experts, geglu, gelu, layer_norm, linear, linear_cross_entropy, pack,
+                          packed_linear, PackedWeight, rms_norm, rotary, route, sample, silu, softmax, swiglu)
 from ._quantized import (LowBitLinear, QuantizedLinear, dequantize, lowbit_quantize, quantize,  # noqa: E402
                          quantize_)
 from ._transformers import register_attention  # noqa: E402
 
 __all__ = [
-    "LowBitLinear", "QuantizedLinear", "add_layer_norm", "add_rms_norm", "attention", "attention_paged", "clamped_swiglu",
+    "LowBitLinear", "PackedWeight", "QuantizedLinear", "add_layer_norm", "add_rms_norm", "attention", "attention_paged", "clamped_swiglu",
     "cross_entropy", "dequantize", "dropout", "embedding", "experts", "geglu", "gelu", "layer_norm", "linear",
-    "linear_cross_entropy", "linear_fp8", "lowbit_quantize", "quantize", "quantize_", "quantize_fp8",
+    "linear_cross_entropy", "linear_fp8", "lowbit_quantize", "pack", "packed_linear", "quantize", "quantize_", "quantize_fp8",
     "register_attention", "rms_norm", "rotary", "route", "sample", "scaled_dot_product_attention", "set_fallback", "silu",
     "softmax", "swiglu"
 ]

@@ -5,11 +5,15 @@ import warnings
 import torch
 import torch.nn.functional as F
 
-from ._functional import _int32, default_scale, run, wants_gradient
+from ._functional import _int32, default_scale, entry, is_compiling, is_grad_enabled, transforms_active
 
 ops = torch.ops.millrace
+_attention, _attention_paged = entry("attention", (0, 1, 2, 3)), entry("attention_paged", ())
+_dense_lse = entry("attention_dense_lse", (0, 1, 2))
+_dense = getattr(ops.attention_dense.default, "_op", ops.attention_dense.default)  # without a gradient
 
 DIM_STEP = 8  # head sizes of the library
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _fallback = "warn"
 
 
@@ -27,6 +31,13 @@ def _padded(x):
     return F.pad(x, (0, missing)) if missing else x
 
 
+def _is_plain(q, k, v):
+    """No gradient is wanted, and nobody looks on: autocast has a kernel of its own for attention_dense."""
+    if is_compiling() or transforms_active():
+        return False
+    return not (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+
+
 def attention(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=0.0, sinks=None, cu_q=None, cu_k=None,
               max_q=None, max_k=None, blocks=None, return_lse=False):
     """softmax(scale * q k^T) v over [batch, seq, heads, dim], any strides; heads may be a multiple of k's and v's.
@@ -40,10 +51,14 @@ def attention(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=0.0
     left, right = window
     if causal:
         right = 0 if right < 0 else min(right, 0)
-    scale = default_scale(scale, q.shape[-1])
-    if sinks is None and cu_q is None and blocks is None and not return_lse and not torch.compiler.is_compiling():
-        if not (wants_gradient(q, k, v) or q.shape[-1] % DIM_STEP or v.shape[-1] % DIM_STEP):
-            return ops.attention_dense.default(q, k, v, scale, softcap, left, right)
+    head_dim, value_dim = q.size(-1), v.size(-1)
+    scale = head_dim**-0.5 if scale is None else default_scale(scale, head_dim)
+    even = not (head_dim % DIM_STEP or value_dim % DIM_STEP)
+    if even and sinks is None and cu_q is None and blocks is None:
+        if not return_lse and _is_plain(q, k, v):
+            return _dense(q, k, v, scale, softcap, left, right, False)
+        made = _dense_lse(q, k, v, scale, softcap, left, right, False)
+        return made if return_lse else made[0]
     if cu_q is not None:
         cu_q, cu_k = _int32(cu_q, "cu_q"), _int32(cu_k, "cu_k")
         max_q = int(cu_q.diff().max()) if max_q is None and cu_q.numel() > 1 else max_q or 0
@@ -51,12 +66,11 @@ def attention(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=0.0
     starts, columns, block_q, block_k = blocks if blocks is not None else (None, None, 0, 0)
     if sinks is not None:
         sinks = sinks.to(torch.float32)
-    value_dim = v.shape[-1]
-    if q.shape[-1] % DIM_STEP or value_dim % DIM_STEP:
+    if not even:
         q, k, v = _padded(q), _padded(k), _padded(v)
-    out, lse = run(ops.attention.default, q, k, v, sinks, cu_q, cu_k, max_q or 0, max_k or 0, starts, columns, block_q,
-                   block_k, scale, softcap, left, right)
-    if out.shape[-1] != value_dim:
+    out, lse = _attention(q, k, v, sinks, cu_q, cu_k, max_q or 0, max_k or 0, starts, columns, block_q, block_k, scale,
+                          softcap, left, right)
+    if not even:
         out = out[..., :value_dim]
     return (out, lse) if return_lse else out
 
@@ -73,10 +87,10 @@ def attention_paged(q, k_pages, v_pages, page_table, k_lengths, *, causal=True, 
         right = 0 if right < 0 else min(right, 0)
     if cu_q is not None and max_q is None:
         max_q = int(cu_q.diff().max()) if cu_q.numel() > 1 else 0
-    out, lse = run(ops.attention_paged.default, q, k_pages, v_pages, _int32(page_table, "page_table"),
-                   _int32(k_lengths, "k_lengths"), None if sinks is None else sinks.to(torch.float32),
-                   None if cu_q is None else _int32(cu_q, "cu_q"), max_q or 0, default_scale(scale, q.shape[-1]),
-                   softcap, left, right)
+    out, lse = _attention_paged(q, k_pages, v_pages, _int32(page_table, "page_table"), _int32(k_lengths, "k_lengths"),
+                                None if sinks is None else sinks.to(torch.float32),
+                                None if cu_q is None else _int32(cu_q, "cu_q"), max_q or 0,
+                                default_scale(scale, q.shape[-1]), softcap, left, right)
     return (out, lse) if return_lse else out
 
 
@@ -86,7 +100,7 @@ _warned = set()
 def _torch_instead(why, *args, **named):
     if _fallback == "error":
         raise NotImplementedError(f"millrace: scaled_dot_product_attention has no kernel for {why}")
-    if _fallback == "warn" and not torch.compiler.is_compiling() and why not in _warned:
+    if _fallback == "warn" and not is_compiling() and why not in _warned:
         _warned.add(why)
         warnings.warn(f"millrace: scaled_dot_product_attention has no kernel for {why}: torch's own runs instead",
                       stacklevel=3)
@@ -96,7 +110,9 @@ def _torch_instead(why, *args, **named):
 def _top_left_causal(q, k, v, scale):
     """torch's is_causal: query i sees keys j <= i, whatever the lengths."""
     q_len, k_len = q.shape[1], k.shape[1]
-    if q_len <= k_len:
+    if q_len == k_len:
+        return attention(q, k, v, causal=True, scale=scale)
+    if q_len < k_len:
         return attention(q, k[:, :q_len], v[:, :q_len], causal=True, scale=scale)
     first = attention(q[:, :k_len], k, v, causal=True, scale=scale)
     return torch.cat((first, attention(q[:, k_len:], k, v, scale=scale)), 1)
@@ -108,24 +124,28 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
 
     [..., heads, seq, dim]. A mask of any pattern and dropout are torch's own business (set_fallback).
     """
-    named = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
-             "enable_gqa": enable_gqa}
-    why = None
+    shape, k_shape, v_shape, why = query.shape, key.shape, value.shape, None
     if attn_mask is not None:
         why = "an attn_mask"
     elif dropout_p > 0.0:
         why = "dropout"
-    elif query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    elif query.dtype not in _TYPES:
         why = f"{query.dtype}"
-    elif query.shape[-1] > 256 or value.shape[-1] > 256:
+    elif shape[-1] > 256 or v_shape[-1] > 256:
         why = "heads of more than 256 dimensions"
-    elif query.dim() < 3 or query.shape[:-3] != key.shape[:-3] or key.shape[:-3] != value.shape[:-3]:
+    elif len(shape) < 3 or shape[:-3] != k_shape[:-3] or k_shape[:-3] != v_shape[:-3]:
         why = "tensors without heads, or batches that broadcast"
     if why is not None:
-        return _torch_instead(why, query, key, value, **named)
-    heads, kv_heads = query.shape[-3], key.shape[-3]
-    if heads != kv_heads and not enable_gqa:
-        raise ValueError(f"query has {heads} heads and key {kv_heads}: expected as many, or enable_gqa=True")
-    q, k, v = (x.reshape(-1, *x.shape[-3:]).transpose(1, 2) for x in (query, key, value))
-    out = _top_left_causal(q, k, v, scale) if is_causal else attention(q, k, v, scale=scale)
-    return out.transpose(1, 2).reshape(*query.shape[:-1], value.shape[-1])
+        return _torch_instead(why, query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal,
+                              scale=scale, enable_gqa=enable_gqa)
+    if shape[-3] != k_shape[-3] and not enable_gqa:
+        raise ValueError(f"query has {shape[-3]} heads and key {k_shape[-3]}: expected as many, or enable_gqa=True")
+    even = not (shape[-1] % DIM_STEP or v_shape[-1] % DIM_STEP)
+    if len(shape) == 4 and even and (not is_causal or shape[-2] == k_shape[-2]):
+        how = default_scale(scale, shape[-1]), 0.0, -1, 0 if is_causal else -1, True
+        return _dense(query, key, value, *how) if _is_plain(query, key, value) else _dense_lse(query, key, value, *how)[0]
+    if len(shape) != 4:
+        query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    out = (_top_left_causal(q, k, v, scale) if is_causal else attention(q, k, v, scale=scale)).transpose(1, 2)
+    return out if len(shape) == 4 else out.reshape(*shape[:-1], v_shape[-1])

@@ -34,8 +34,13 @@ def _(q, k, v, sinks=None, cu_q=None, cu_k=None, max_q=0, max_k=0, block_starts=
 
 
 @fake("attention_dense")
-def _(q, k, v, scale=0.0, softcap=0.0, window_left=-1, window_right=-1):
+def _(q, k, v, scale=0.0, softcap=0.0, window_left=-1, window_right=-1, heads_first=False):
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+@fake("attention_dense_lse")
+def _(q, k, v, scale=0.0, softcap=0.0, window_left=-1, window_right=-1, heads_first=False):
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), lse_of(q.transpose(1, 2) if heads_first else q)
 
 
 @fake("attention_backward")
@@ -62,6 +67,11 @@ def _(x, rows_per_scale, rotate=False):
 def _(q, k_pages, v_pages, page_table, k_lengths, sinks=None, cu_q=None, max_q=0, scale=0.0, softcap=0.0,
       window_left=-1, window_right=-1):
     return q.new_empty((*q.shape[:-1], v_pages.shape[-1])), lse_of(q)
+
+
+@fake("norm_plain")
+def _(x, weight=None, bias=None, eps=1e-6, weight_offset=0.0, layer=False):
+    return packed(x)
 
 
 @fake("rms_norm")
@@ -200,6 +210,22 @@ def _(weight, type, scales=None, scale_rows=128, scale_cols=128):
 @fake("linear_quantized")
 def _(x, weight, type, scales=None, bias=None, scale_rows=128, scale_cols=128):
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@fake("weight_pack")
+def _(weight, like, type, scales=None):
+    return like.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.uint8)  # as the device packs it
+
+
+@fake("linear_packed")
+def _(x, packed, type, rows, cols, bias=None):
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+@fake("experts_packed")
+def _(x, chosen, weights, gate, up, down, type, count, ffn, gate_bias=None, up_bias=None, down_bias=None,
+      activation="swiglu", alpha=1.702, limit=7.0):
+    return packed(x)
 
 
 LOWBIT_GROUPS = {"mxfp4": 32, "nvfp4": 16, "int4_32": 32, "int4_128": 128}

@@ -5,7 +5,7 @@ import torch
 
 from ._autograd import as_rows, cast_under_autocast, differentiable
 from ._fake import OUT_TYPES
-from ._functional import run
+from ._functional import entry
 
 ops = torch.ops.millrace
 
@@ -86,6 +86,7 @@ def _(ctx, dy, *_):
 
 
 cast_under_autocast("linear_fp8", 2)
+_call = entry("linear_fp8", (0, 1, 2))
 
 
 def linear_fp8(x, weight, bias=None, gradient="e5m2"):
@@ -93,4 +94,4 @@ def linear_fp8(x, weight, bias=None, gradient="e5m2"):
     backward pass dy in `gradient`, "e5m2" or "e4m3", with one for 1 x 128. Gradients of all three."""
     if gradient not in FP8_TYPES:
         raise ValueError(f'gradient is "{gradient}", expected one of {", ".join(FP8_TYPES)}')
-    return run(ops.linear_fp8.default, x, weight, None if bias is None else bias.to(torch.float32), gradient)[0]
+    return _call(x, weight, None if bias is None else bias.to(torch.float32), gradient)[0]

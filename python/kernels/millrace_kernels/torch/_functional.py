@@ -1,29 +1,43 @@
 """Functions over torch.ops.millrace with the names and the manners of torch.nn.functional."""
 
 import math
+from typing import NamedTuple
 
 import torch
+from torch import is_grad_enabled
+from torch._C import _are_functorch_transforms_active as transforms_active
+from torch._C import _is_any_autocast_enabled as any_autocast
+from torch.compiler import is_compiling
+
+from ._autograd import RECORDED
+from ._fake import BLOCKS
 
 ops = torch.ops.millrace
 
 
-def wants_gradient(*args):
-    """Can a gradient be wanted of a result of these? Then the kernel that records one must run, which is Python and
-    takes 10 us."""
-    if not torch.is_grad_enabled():
-        return False
-    for a in args:
-        if isinstance(a, torch.Tensor) and a.requires_grad:
-            return True
-    return False
+def entry(name, differentiable):
+    """What calls millrace::name with all of its arguments; those at `differentiable` are tensors or None, and have a
+    gradient.
 
+    Where a gradient is wanted, by the recording of _autograd; else past it. Compilers, transforms and autocast see the
+    operation itself, whose kernels of those kinds are torch's and take several times as long.
+    """
+    op = getattr(ops, name).default
+    call, record = getattr(op, "_op", op), RECORDED.get(name)
+    below_autograd = torch._C._AutoDispatchBelowAutograd
 
-def run(op, *args):
-    """op(*args); where no gradient can be wanted, past the kernel that records one."""
-    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or wants_gradient(*args):
-        return op(*args)
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*args)
+    def go(*args):
+        if is_compiling() or transforms_active() or any_autocast():
+            return op(*args)
+        if record is not None and is_grad_enabled():
+            for i in differentiable:
+                x = args[i]
+                if x is not None and x.requires_grad:
+                    return record(*args)
+        with below_autograd():
+            return call(*args)
+
+    return go
 
 
 def _int32(x, name):
@@ -34,24 +48,41 @@ def _int32(x, name):
     return x.to(torch.int32)
 
 
+_rms_norm, _layer_norm = entry("rms_norm", (0, 1)), entry("layer_norm", (0, 1, 2))
+_norm_plain = getattr(ops.norm_plain.default, "_op", ops.norm_plain.default)  # has no gradient
+_add_rms_norm, _add_layer_norm = entry("add_rms_norm", (0, 1, 2)), entry("add_layer_norm", (0, 1, 2, 3))
+_rotary, _activation, _gated_activation = entry("rotary", (0,)), entry("activation", (0,)), entry("gated_activation", (0, 1))
+_softmax, _dropout = entry("softmax", (0,)), entry("dropout", (0,))
+_cross_entropy, _linear_cross_entropy = entry("cross_entropy", (0,)), entry("linear_cross_entropy", (0, 1))
+_embedding, _linear = entry("embedding", (1,)), entry("linear", (0, 1, 2))
+_linear_packed, _experts_packed = entry("linear_packed", (0, 5)), entry("experts_packed", ())
+_route, _experts, _sample = entry("route", (0,)), entry("experts", (0, 2, 3, 4, 5, 6, 7, 8)), entry("sample", ())
+
+
 def rms_norm(x, weight=None, eps=1e-6, weight_offset=0.0):
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last dimension. Gemma's weights have offset 1."""
-    return run(ops.rms_norm.default, x, weight, eps, weight_offset)[0]
+    if is_compiling() or transforms_active() or is_grad_enabled() and (
+            x.requires_grad or weight is not None and weight.requires_grad):
+        return _rms_norm(x, weight, eps, weight_offset)[0]
+    return _norm_plain(x, weight, None, eps, weight_offset, False)
 
 
 def layer_norm(x, weight=None, bias=None, eps=1e-5):
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
-    return run(ops.layer_norm.default, x, weight, bias, eps)[0]
+    if is_compiling() or transforms_active() or is_grad_enabled() and (
+            x.requires_grad or weight is not None and weight.requires_grad or bias is not None and bias.requires_grad):
+        return _layer_norm(x, weight, bias, eps)[0]
+    return _norm_plain(x, weight, bias, eps, 0.0, True)
 
 
 def add_rms_norm(x, residual, weight=None, eps=1e-6, weight_offset=0.0):
     """sum = x + residual; (rms_norm(sum), sum)."""
-    return run(ops.add_rms_norm.default, x, residual, weight, eps, weight_offset)[:2]
+    return _add_rms_norm(x, residual, weight, eps, weight_offset)[:2]
 
 
 def add_layer_norm(x, residual, weight=None, bias=None, eps=1e-5):
     """sum = x + residual; (layer_norm(sum), sum)."""
-    return run(ops.add_layer_norm.default, x, residual, weight, bias, eps)[:2]
+    return _add_layer_norm(x, residual, weight, bias, eps)[:2]
 
 
 def rotary(x, positions, inv_freq=None, *, base=10000.0, magnitude=1.0, interleaved=False):
@@ -63,46 +94,46 @@ def rotary(x, positions, inv_freq=None, *, base=10000.0, magnitude=1.0, interlea
         half = torch.arange(x.shape[-1] // 2, device=x.device, dtype=torch.float64)
         inv_freq = base**(-2.0 * half / x.shape[-1])
     positions = _int32(positions, "positions").expand(x.shape[:-2])
-    return run(ops.rotary.default, x, positions, inv_freq.to(torch.float32), magnitude, interleaved)
+    return _rotary(x, positions, inv_freq.to(torch.float32), magnitude, interleaved, False)
 
 
 def gelu(x, approximate="none"):
     """torch's gelu: approximate is "none" (by erf) or "tanh"."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f'approximate is "{approximate}", expected "none" or "tanh"')
-    return run(ops.activation.default, x, "gelu" if approximate == "none" else "gelu_tanh")
+    return _activation(x, "gelu" if approximate == "none" else "gelu_tanh")
 
 
 def silu(x):
-    return run(ops.activation.default, x, "silu")
+    return _activation(x, "silu")
 
 
 def swiglu(gate, up):
     """silu(gate) * up."""
-    return run(ops.gated_activation.default, gate, up, "swiglu")
+    return _gated_activation(gate, up, "swiglu", 1.702, 7.0)
 
 
 def geglu(gate, up, approximate="none"):
     """gelu(gate) * up."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f'approximate is "{approximate}", expected "none" or "tanh"')
-    return run(ops.gated_activation.default, gate, up, "geglu" if approximate == "none" else "geglu_tanh")
+    return _gated_activation(gate, up, "geglu" if approximate == "none" else "geglu_tanh", 1.702, 7.0)
 
 
 def clamped_swiglu(gate, up, alpha=1.702, limit=7.0):
     """gpt-oss's: g = min(gate, limit), u = clamp(up, +-limit): g * sigmoid(alpha g) * (u + 1)."""
-    return run(ops.gated_activation.default, gate, up, "clamped_swiglu", alpha, limit)
+    return _gated_activation(gate, up, "clamped_swiglu", alpha, limit)
 
 
 def softmax(x, scale=1.0):
     """softmax(scale * x) over the last dimension, summed in float32."""
-    return run(ops.softmax.default, x, scale)
+    return _softmax(x, scale)
 
 
 def cross_entropy(logits, targets, *, ignore_index=-100, reduction="mean"):
     """Of logits [..., vocab] and classes [...]. "mean" is over the targets that are not ignore_index, as torch's is."""
     _check_reduction(reduction)
-    loss = run(ops.cross_entropy.default, logits, _int32(targets, "targets"), ignore_index)[0]
+    loss = _cross_entropy(logits, _int32(targets, "targets"), ignore_index)[0]
     return _reduced(loss, targets, ignore_index, reduction)
 
 
@@ -110,7 +141,7 @@ def linear_cross_entropy(hidden, weight, targets, *, ignore_index=-100, reductio
     """cross_entropy(hidden W^T, targets) of hidden [..., in] and weight [vocab, in], without its logits: forward and
     backward compute so many of them at a time. Gradients of hidden and weight, on a CPU."""
     _check_reduction(reduction)
-    loss = run(ops.linear_cross_entropy.default, hidden, weight, _int32(targets, "targets"), ignore_index)[0]
+    loss = _linear_cross_entropy(hidden, weight, _int32(targets, "targets"), ignore_index)[0]
     return _reduced(loss, targets, ignore_index, reduction)
 
 
@@ -128,7 +159,7 @@ def _reduced(loss, targets, ignore_index, reduction):
 
 def embedding(tokens, table, scale=1.0):
     """scale * table[tokens]."""
-    return run(ops.embedding.default, _int32(tokens, "tokens"), table, scale)
+    return _embedding(_int32(tokens, "tokens"), table, scale)
 
 
 def dropout(x, p=0.5, training=True, seed=None):
@@ -143,12 +174,14 @@ def dropout(x, p=0.5, training=True, seed=None):
         return x
     if seed is None:
         seed = torch.randint(0, 2**62, (2,), device="cpu")
-    return run(ops.dropout.default, x, p, seed)
+    return _dropout(x, p, seed)
 
 
 def linear(x, weight, bias=None):
     """x W^T + bias, with sums in float32; gradients of all three."""
-    return run(ops.linear.default, x, weight, None if bias is None else bias.to(torch.float32))
+    if bias is not None and bias.dtype != torch.float32:
+        bias = bias.to(torch.float32)
+    return _linear(x, weight, bias)
 
 
 def route(scores, k, softmax_all=False):
@@ -156,7 +189,7 @@ def route(scores, k, softmax_all=False):
 
     softmax_all: over all scores, and not over those of the chosen.
     """
-    weights, chosen = run(ops.route.default, scores.to(torch.float32), k, softmax_all)
+    weights, chosen = _route(scores.to(torch.float32), k, softmax_all)
     return chosen, weights
 
 
@@ -165,11 +198,50 @@ def experts(x, chosen, weights, gate, up, down, *, gate_bias=None, up_bias=None,
     """sum over slots of weights * down[e] act(gate[e] x, up[e] x), e = chosen, for every row of x [rows, hidden].
 
     gate and up are [experts, ffn, hidden], down is [experts, hidden, ffn]: float32, float16, bfloat16, or bytes of
-    the block type `type` (quantize). Gradients of x, weights, and of weights that are floats.
+    the block type `type` (quantize). Gradients of x, weights, and of weights that are floats. On a GPU all three are
+    what pack() makes, and there is no gradient.
     """
-    y = run(ops.experts.default, x.to(torch.float32), _int32(chosen, "chosen"), weights.to(torch.float32), gate, up,
-            down, gate_bias, up_bias, down_bias, type, activation, alpha, limit)
+    if isinstance(gate, PackedWeight):
+        if gate.shape != up.shape or gate.shape != (*down.shape[:1], *down.shape[:0:-1]) or not (
+                gate.type == up.type == down.type) or len(gate.shape) != 3:
+            raise ValueError(f"gate, up and down are {gate.type} {gate.shape}, {up.type} {up.shape} and {down.type} "
+                             f"{down.shape}, expected one type, [experts, ffn, hidden] twice and [experts, hidden, ffn]")
+        y = _experts_packed(x.to(torch.float32), _int32(chosen, "chosen"), weights.to(torch.float32), gate.packed,
+                            up.packed, down.packed, gate.type, *gate.shape[:2], gate_bias, up_bias, down_bias,
+                            activation, alpha, limit)
+        return y.to(x.dtype)
+    y = _experts(x.to(torch.float32), _int32(chosen, "chosen"), weights.to(torch.float32), gate, up, down, gate_bias,
+                 up_bias, down_bias, type, activation, alpha, limit)
     return y.to(x.dtype)
+
+
+class PackedWeight(NamedTuple):
+    """What pack() makes: a weight [rows, cols] or [experts, rows, cols] as its device multiplies it."""
+
+    packed: torch.Tensor  # uint8
+    type: str
+    shape: tuple[int, ...]
+
+
+def pack(weight, type="", scales=None, device=None):
+    """A weight for experts() and packed_linear() on a GPU: float32, float16 or bfloat16 [.., rows, cols], or bytes of the
+    block type `type` (quantize), or "f8_e4m3" with its scales. device: the weight's own unless told."""
+    like = torch.empty(0, device=weight.device if device is None else device)
+    weight = weight.detach().cpu()
+    named = type or {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}.get(weight.dtype)
+    if named is None:
+        raise TypeError(f"weight has dtype {weight.dtype}, expected float32, float16 or bfloat16, or bytes and a type")
+    elements, size = BLOCKS.get(named, (1, 1)) if weight.dtype == torch.uint8 else (1, 1)
+    shape = (*weight.shape[:-1], weight.shape[-1] // size * elements)
+    made = ops.weight_pack(weight, like, named, None if scales is None else scales.detach().cpu())
+    return PackedWeight(made, named, shape)
+
+
+def packed_linear(x, weight, bias=None):
+    """x W^T + bias of a PackedWeight [out, in]; gradients of x and bias."""
+    if bias is not None:
+        bias = bias.to(torch.float32)
+    return _linear_packed(x.to(torch.float32), weight.packed, weight.type, *weight.shape, bias).to(x.dtype)
 
 
 def sample(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=None, generator=None):
@@ -188,15 +260,15 @@ def sample(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=No
 
     if uniform is None:
         uniform = torch.rand(rows, dtype=torch.float64, generator=generator)
-    return run(ops.sample.default, logits.to(torch.float32), per_row(uniform, torch.float64, "uniform"),
-               per_row(temperature, torch.float32, "temperature"), per_row(top_k, torch.int32, "top_k"),
-               per_row(top_p, torch.float32, "top_p"), per_row(min_p, torch.float32, "min_p"))
+    return _sample(logits.to(torch.float32), per_row(uniform, torch.float64, "uniform"),
+                   per_row(temperature, torch.float32, "temperature"), per_row(top_k, torch.int32, "top_k"),
+                   per_row(top_p, torch.float32, "top_p"), per_row(min_p, torch.float32, "min_p"))
 
 
 def default_scale(scale, head_dim):
     """The C API takes 0 for 1 / sqrt(head_dim): a scale of 0 itself becomes the least number, which weighs alike."""
     if scale is None:
-        return 1.0 / math.sqrt(head_dim)
+        return head_dim**-0.5
     if not math.isfinite(scale):
         raise ValueError(f"scale is {scale}, expected a finite number")
     return float(scale) if scale != 0 else 1e-38

@@ -5,9 +5,11 @@ from torch import nn
 
 from ._fake import BLOCKS, LOWBIT_GROUPS
 from ._fp8 import GRID, quantize_fp8
-from ._functional import run
+from ._functional import _linear_packed, entry
 
 ops = torch.ops.millrace
+# The bias comes after what is no tensor: an input alone does not say whether a gradient is wanted.
+_linear_quantized, _lowbit_linear = entry("linear_quantized", (0, 4)), entry("lowbit_linear", (0, 6))
 
 ALIASES = {"int8": "q8_0", "int4": "q4_0", "fp8": "f8_e4m3"}
 ENCODED = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "mxfp4", "q4_z")
@@ -40,34 +42,64 @@ def dequantize(values, type, scales=None):
 
 
 class QuantizedLinear(nn.Module):
-    """nn.Linear with a weight of another type. The weight is fixed; gradients reach the input and the bias."""
+    """nn.Linear with a weight of another type. The weight is fixed; gradients reach the input and the bias.
+
+    On a GPU the weight is what the GPU multiplies (`packed`), made once; codes and scales stay in host memory, for
+    state_dict() and for another device.
+    """
 
     def __init__(self, linear: nn.Linear, type: str):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.type = type_named(type)
-        values, scales = quantize(linear.weight, self.type)
+        self.format = type_named(type)
+        values, scales = quantize(linear.weight.detach().cpu(), self.format)
         self.register_buffer("weight", values)
         self.register_buffer("scales", scales)
+        self.register_buffer("packed", None, persistent=False)
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone(),
                                                                   requires_grad=linear.bias.requires_grad)
+        self._pack(linear.weight.device)
+
+    def _pack(self, device):
+        self.packed = None
+        if device.type == "cuda":
+            self.packed = ops.weight_pack(self.weight, torch.empty(0, device=device), self.format, self.scales)
 
     def _apply(self, fn, recurse=True):
         # .to(bfloat16) and .half() are about activations: codes and scales stay what they are.
-        kept = {name: getattr(self, name) for name in ("weight", "scales")}
+        names = ("weight", "scales", "packed")
+        kept = {name: self._buffers[name] for name in names}
+        device = fn(torch.empty(0, device=kept["weight" if kept["packed"] is None else "packed"].device)).device
+        self._buffers.update(dict.fromkeys(names))
         super()._apply(fn, recurse)
-        for name, x in kept.items():
-            if x is not None and getattr(self, name).dtype != x.dtype:
-                setattr(self, name, x.to(getattr(self, name).device))
+        for name in ("weight", "scales"):
+            self._buffers[name] = kept[name]
+            if kept[name] is not None and device.type != "cuda":
+                moved = fn(kept[name])
+                self._buffers[name] = moved if moved.dtype == kept[name].dtype else kept[name].to(moved.device)
+        if kept["packed"] is not None and kept["packed"].device == device:
+            self.packed = kept["packed"]
+        else:
+            self._pack(device)
         return self
 
+    def _load_from_state_dict(self, *args):
+        super()._load_from_state_dict(*args)
+        if self.packed is not None:
+            self._pack(self.packed.device)
+
     def forward(self, x):
-        bias = None if self.bias is None else self.bias.to(torch.float32)
-        y = run(ops.linear_quantized.default, x.to(torch.float32), self.weight, self.type, self.scales, bias)
+        bias = self.bias
+        if bias is not None and bias.dtype != torch.float32:
+            bias = bias.to(torch.float32)
+        if self.packed is not None:
+            y = _linear_packed(x.to(torch.float32), self.packed, self.format, self.out_features, self.in_features, bias)
+        else:
+            y = _linear_quantized(x.to(torch.float32), self.weight, self.format, self.scales, bias, GRID, GRID)
         return y.to(x.dtype)
 
     def extra_repr(self):
-        return f"in_features={self.in_features}, out_features={self.out_features}, type={self.type}"
+        return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
 
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -144,8 +176,8 @@ class LowBitLinear(nn.Module):
 
     def forward(self, x):
         bias = None if self.bias is None else self.bias.to(torch.float32)
-        y = run(ops.lowbit_linear.default, x.to(torch.bfloat16), self.weight, self.format, self.out_features,
-                self.in_features, self.scale, bias, False)
+        y = _lowbit_linear(x.to(torch.bfloat16), self.weight, self.format, self.out_features, self.in_features, self.scale,
+                           bias, False)
         return y.to(x.dtype)
 
     def get_extra_state(self):
@@ -161,8 +193,8 @@ class LowBitLinear(nn.Module):
 def quantize_(model, type, *, skip=()):
     """Replaces every nn.Linear of a model, in place, by a QuantizedLinear or a LowBitLinear; -> how many.
 
-    type: "mxfp4", "q8_0" ("int8"), "q4_0" ("int4"), "q4_k", "fp8", ... on a CPU; "nvfp4", "int4_32", "int4_128" and, on a
-    GPU, "mxfp4" are LowBitLinear. skip: names of modules, or the ends of them ("lm_head"), that stay as they are. What
+    type: "mxfp4", "q8_0" ("int8"), "q4_0" ("int4"), "q4_k", "fp8", ...; "nvfp4", "int4_32", "int4_128" and, on a GPU,
+    "mxfp4" are LowBitLinear, multiplied with bf16 activations. skip: names of modules, or the ends of them ("lm_head"), that stay as they are. What
     does not fit the type is said before anything is changed.
     """
     on_gpu = any(p.device.type == "cuda" for p in model.parameters())
@@ -183,9 +215,6 @@ def quantize_(model, type, *, skip=()):
             raise ValueError(f"{full} has rows of {child.in_features}, {type} has blocks of {block}: name it in skip")
         if type.startswith("int4_") and child.out_features % 8 != 0:
             raise ValueError(f"{full} has {child.out_features} rows, {type} has them in eights: name it in skip")
-        if not low_bits and child.weight.device.type != "cpu":
-            raise ValueError(f"{full} lies on {child.weight.device}: weights of {type} are multiplied on a CPU alone, those "
-                             f"of {', '.join(LOWBIT_GROUPS)} on a GPU too")
         if not bool(torch.isfinite(child.weight).all()):
             raise ValueError(f"{full} has a weight that is not finite")
     made = {}

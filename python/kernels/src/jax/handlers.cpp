@@ -1,12 +1,71 @@
 // XLA FFI handlers for jax.ffi (millrace_kernels/jax.py): attention, norms, rotary, activations, softmax,
-// cross-entropy on a CPU. Buffers are contiguous; an array that is not there is one of no elements.
+// cross-entropy on a CPU and, where the kernel library was built with CUDA, on a GPU by the same functions.
+// Buffers are contiguous; an array that is not there is one of no elements.
 #include <xla/ffi/api/ffi.h>
 
-#include <algorithm>
+#include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "python/kernels/src/device_pool.h"
+
+namespace millrace::jax_calls {
+
+// Where a call computes: its device, and memory for the time of the call.
+struct Cpu {
+  bindings::DeviceLease lease() const { return bindings::DeviceLease::cpu(0); }
+  void* scratch(size_t bytes, bindings::DeviceLease& device) { return device.scratch(bytes); }
+};
+
+#ifdef MILLRACE_KERNELS_CUDA
+// XLA's stream of this call, and XLA's memory: it goes back in order on that stream.
+struct Cuda {
+  bindings::DeviceLease lease() const { return bindings::DeviceLease::cuda(ordinal, stream); }
+  void* scratch(size_t bytes, bindings::DeviceLease&) {
+    if (bytes == 0) return nullptr;
+    constexpr uintptr_t kAlignment = 256;  // of the C API; XLA takes no request beyond 16
+    const std::optional<void*> memory = allocator.Allocate(bytes + kAlignment);
+    if (!memory.has_value())
+      throw std::runtime_error("millrace: XLA has no memory for a workspace of " + std::to_string(bytes));
+    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(*memory) + kAlignment - 1) / kAlignment *
+                                   kAlignment);
+  }
+  int32_t ordinal;
+  mr_stream stream;
+  xla::ffi::ScratchAllocator allocator;
+};
+#endif
+
+}  // namespace millrace::jax_calls
+
+namespace xla::ffi {
+
+template <>
+struct CtxDecoding<millrace::jax_calls::Cpu> {
+  using Type = millrace::jax_calls::Cpu;
+  static std::optional<Type> Decode(const XLA_FFI_Api*, XLA_FFI_ExecutionContext*, DiagnosticEngine&) {
+    return Type{};
+  }
+};
+
+#ifdef MILLRACE_KERNELS_CUDA
+template <>
+struct CtxDecoding<millrace::jax_calls::Cuda> {
+  using Type = millrace::jax_calls::Cuda;
+  static std::optional<Type> Decode(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* context,
+                                    DiagnosticEngine& diagnostic) {
+    const auto ordinal = CtxDecoding<DeviceOrdinal>::Decode(api, context, diagnostic);
+    const auto stream = CtxDecoding<PlatformStream<mr_stream>>::Decode(api, context, diagnostic);
+    auto allocator = CtxDecoding<ScratchAllocator>::Decode(api, context, diagnostic);
+    if (!ordinal.has_value() || !stream.has_value() || !allocator.has_value()) return std::nullopt;
+    return Type{*ordinal, *stream, std::move(*allocator)};
+  }
+};
+#endif
+
+}  // namespace xla::ffi
 
 namespace millrace::jax_calls {
 namespace {
@@ -95,39 +154,42 @@ mr_flash_problem problem_of(const Buffer& q, const Buffer& k, const Buffer& v, c
   return p;
 }
 
-ffi::Error attention(Buffer q, Buffer k, Buffer v, Buffer sinks, Result out, Result lse, float scale,
-                     float softcap, int32_t window_left, int32_t window_right) {
+template <class Place>
+ffi::Error attention(Place place, Buffer q, Buffer k, Buffer v, Buffer sinks, Result out, Result lse,
+                     float scale, float softcap, int32_t window_left, int32_t window_right) {
   return guarded([&] {
     const mr_flash_problem p = problem_of(q, k, v, sinks, {scale, softcap, window_left, window_right});
-    DeviceLease device = DeviceLease::cpu(0);
+    DeviceLease device = place.lease();
     size_t bytes = 0;
     check(mr_flash_forward_workspace_bytes(device.get(), &p, &bytes));
-    void* memory = device.scratch(bytes);
+    void* memory = place.scratch(bytes, device);
     check(mr_flash_forward(device.get(), &p, flash(q), flash(k), flash(v), flash(*out), floats(*lse), memory,
-                           bytes, nullptr));
+                           bytes, device.stream()));
   });
 }
 
-ffi::Error attention_backward(Buffer d_out, Buffer q, Buffer k, Buffer v, Buffer out, Buffer lse,
+template <class Place>
+ffi::Error attention_backward(Place place, Buffer d_out, Buffer q, Buffer k, Buffer v, Buffer out, Buffer lse,
                               Buffer sinks, Result d_q, Result d_k, Result d_v, Result d_sinks, float scale,
                               float softcap, int32_t window_left, int32_t window_right) {
   return guarded([&] {
     const mr_flash_problem p = problem_of(q, k, v, sinks, {scale, softcap, window_left, window_right});
     const mr_flash_gradients gradients{flash(d_out), flash(*d_q),      flash(*d_k),
                                        flash(*d_v),  floats(*d_sinks), 1};
-    DeviceLease device = DeviceLease::cpu(0);
+    DeviceLease device = place.lease();
     size_t bytes = 0;
     check(mr_flash_backward_workspace_bytes(device.get(), &p, 1, &bytes));
-    void* memory = device.scratch(bytes);
+    void* memory = place.scratch(bytes, device);
     check(mr_flash_backward(device.get(), &p, flash(q), flash(k), flash(v), flash(out), floats(lse),
-                            &gradients, memory, bytes, nullptr));
+                            &gradients, memory, bytes, device.stream()));
   });
 }
 
 // ---------------------------------------------------------------- norms
 
-ffi::Error norm(Buffer x, Buffer residual, Buffer weight, Buffer bias, Result y, Result sum, Result mean,
-                Result rstd, bool layer, float eps, float weight_offset) {
+template <class Place>
+ffi::Error norm(Place place, Buffer x, Buffer residual, Buffer weight, Buffer bias, Result y, Result sum,
+                Result mean, Result rstd, bool layer, float eps, float weight_offset) {
   return guarded([&] {
     mr_norm_args args{};
     args.kind = layer ? MR_NORM_LAYER : MR_NORM_RMS;
@@ -144,13 +206,15 @@ ffi::Error norm(Buffer x, Buffer residual, Buffer weight, Buffer bias, Result y,
     args.eps = eps;
     args.mean = floats(*mean);
     args.rstd = floats(*rstd);
-    DeviceLease device = DeviceLease::cpu(0);
-    check(mr_norm(device.get(), &args, nullptr));
+    DeviceLease device = place.lease();
+    check(mr_norm(device.get(), &args, device.stream()));
   });
 }
 
-ffi::Error norm_backward(Buffer dy, Buffer dsum, Buffer x, Buffer weight, Buffer mean, Buffer rstd, Result dx,
-                         Result dweight, Result dbias, bool layer, float weight_offset) {
+template <class Place>
+ffi::Error norm_backward(Place place, Buffer dy, Buffer dsum, Buffer x, Buffer weight, Buffer mean,
+                         Buffer rstd, Result dx, Result dweight, Result dbias, bool layer,
+                         float weight_offset) {
   return guarded([&] {
     mr_norm_backward_args args{};
     args.kind = layer ? MR_NORM_LAYER : MR_NORM_RMS;
@@ -166,24 +230,20 @@ ffi::Error norm_backward(Buffer dy, Buffer dsum, Buffer x, Buffer weight, Buffer
     args.rstd = floats(rstd);
     args.dweight = vector(*dweight, "dweight");
     args.dbias = vector(*dbias, "dbias");
-    if (args.rows == 0) {
-      std::fill_n(floats(*dweight), dweight->element_count(), 0.0f);
-      std::fill_n(floats(*dbias), dbias->element_count(), 0.0f);
-      return;
-    }
-    DeviceLease device = DeviceLease::cpu(0);
+    DeviceLease device = place.lease();
     size_t bytes = 0;
     check(mr_norm_backward_workspace_bytes(device.get(), &args, &bytes));
-    void* memory = device.scratch(bytes);
-    check(mr_norm_backward(device.get(), &args, memory, bytes, nullptr));
+    void* memory = place.scratch(bytes, device);
+    check(mr_norm_backward(device.get(), &args, memory, bytes, device.stream()));
   });
 }
 
 // ---------------------------------------------------------------- rotary, activations, softmax
 
 // x [..., heads, head_dim], positions int32 of the shape before.
-ffi::Error rotary(Buffer x, Buffer positions, Buffer inv_freq, Result y, float magnitude, bool interleaved,
-                  bool inverse) {
+template <class Place>
+ffi::Error rotary(Place place, Buffer x, Buffer positions, Buffer inv_freq, Result y, float magnitude,
+                  bool interleaved, bool inverse) {
   return guarded([&] {
     const auto dims = x.dimensions();
     if (x.element_count() == 0) return;
@@ -197,12 +257,13 @@ ffi::Error rotary(Buffer x, Buffer positions, Buffer inv_freq, Result y, float m
     args.x = rows(x, "x");
     args.y = rows(*y, "y");
     args.inverse = inverse ? 1 : 0;
-    DeviceLease device = DeviceLease::cpu(0);
-    check(mr_rotary_rows(device.get(), &args, nullptr));
+    DeviceLease device = place.lease();
+    check(mr_rotary_rows(device.get(), &args, device.stream()));
   });
 }
 
-ffi::Error activation(Buffer x, Buffer up, Result y, int32_t kind, float alpha, float limit) {
+template <class Place>
+ffi::Error activation(Place place, Buffer x, Buffer up, Result y, int32_t kind, float alpha, float limit) {
   return guarded([&] {
     if (x.element_count() == 0) return;
     const mr_activation_args args{static_cast<mr_activation_kind>(kind),
@@ -213,13 +274,14 @@ ffi::Error activation(Buffer x, Buffer up, Result y, int32_t kind, float alpha, 
                                   rows(*y, "y"),
                                   alpha,
                                   limit};
-    DeviceLease device = DeviceLease::cpu(0);
-    check(mr_activation_rows(device.get(), &args, nullptr));
+    DeviceLease device = place.lease();
+    check(mr_activation_rows(device.get(), &args, device.stream()));
   });
 }
 
-ffi::Error activation_backward(Buffer dy, Buffer x, Buffer up, Result dx, Result dup, int32_t kind,
-                               float alpha, float limit) {
+template <class Place>
+ffi::Error activation_backward(Place place, Buffer dy, Buffer x, Buffer up, Result dx, Result dup,
+                               int32_t kind, float alpha, float limit) {
   return guarded([&] {
     if (x.element_count() == 0) return;
     mr_activation_backward_args args{};
@@ -233,45 +295,50 @@ ffi::Error activation_backward(Buffer dy, Buffer x, Buffer up, Result dx, Result
     args.dup = rows(*dup, "dup");
     args.alpha = alpha;
     args.limit = limit;
-    DeviceLease device = DeviceLease::cpu(0);
-    check(mr_activation_rows_backward(device.get(), &args, nullptr));
+    DeviceLease device = place.lease();
+    check(mr_activation_rows_backward(device.get(), &args, device.stream()));
   });
 }
 
-ffi::Error softmax(Buffer x, Result y, float scale) {
+template <class Place>
+ffi::Error softmax(Place place, Buffer x, Result y, float scale) {
   return guarded([&] {
     if (x.element_count() == 0) return;
     const mr_softmax_args args{rows_of(x), cols_of(x), rows(x, "x"), rows(*y, "y"), scale};
-    DeviceLease device = DeviceLease::cpu(0);
-    check(mr_softmax(device.get(), &args, nullptr));
+    DeviceLease device = place.lease();
+    check(mr_softmax(device.get(), &args, device.stream()));
   });
 }
 
-ffi::Error softmax_backward(Buffer dy, Buffer y, Result dx, float scale) {
+template <class Place>
+ffi::Error softmax_backward(Place place, Buffer dy, Buffer y, Result dx, float scale) {
   return guarded([&] {
     if (y.element_count() == 0) return;
     const mr_softmax_backward_args args{rows_of(y),     cols_of(y),      rows(y, "y"),
                                         rows(dy, "dy"), rows(*dx, "dx"), scale};
-    DeviceLease device = DeviceLease::cpu(0);
-    check(mr_softmax_backward(device.get(), &args, nullptr));
+    DeviceLease device = place.lease();
+    check(mr_softmax_backward(device.get(), &args, device.stream()));
   });
 }
 
 // ---------------------------------------------------------------- cross-entropy
 
-ffi::Error cross_entropy(Buffer logits, Buffer targets, Result loss, Result lse, int32_t ignore_index) {
+template <class Place>
+ffi::Error cross_entropy(Place place, Buffer logits, Buffer targets, Result loss, Result lse,
+                         int32_t ignore_index) {
   return guarded([&] {
     if (logits.element_count() == 0) return;
     const mr_cross_entropy_args args{rows_of(logits), cols_of(logits), rows(logits, "logits"),
                                      words(targets),  ignore_index,    floats(*loss),
                                      floats(*lse)};
-    DeviceLease device = DeviceLease::cpu(0);
-    check(mr_cross_entropy(device.get(), &args, nullptr));
+    DeviceLease device = place.lease();
+    check(mr_cross_entropy(device.get(), &args, device.stream()));
   });
 }
 
-ffi::Error cross_entropy_backward(Buffer dloss, Buffer logits, Buffer targets, Buffer lse, Result dlogits,
-                                  int32_t ignore_index) {
+template <class Place>
+ffi::Error cross_entropy_backward(Place place, Buffer dloss, Buffer logits, Buffer targets, Buffer lse,
+                                  Result dlogits, int32_t ignore_index) {
   return guarded([&] {
     if (logits.element_count() == 0) return;
     mr_cross_entropy_backward_args args{};
@@ -283,109 +350,98 @@ ffi::Error cross_entropy_backward(Buffer dloss, Buffer logits, Buffer targets, B
     args.lse = floats(lse);
     args.dloss = floats(dloss);
     args.dlogits = rows(*dlogits, "dlogits");
-    DeviceLease device = DeviceLease::cpu(0);
-    check(mr_cross_entropy_backward(device.get(), &args, nullptr));
+    DeviceLease device = place.lease();
+    check(mr_cross_entropy_backward(device.get(), &args, device.stream()));
   });
 }
 
 }  // namespace
 
-// What millrace_kernels/jax.py registers, by name.
+// What millrace_kernels/jax.py registers, by name: millrace_jax_cpu_NAME, and millrace_jax_cuda_NAME.
+#define MILLRACE_HANDLER(place, Place, name, ...)                           \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(millrace_jax_##place##_##name, name<Place>, \
+                                ffi::Ffi::Bind().Ctx<Place>() __VA_ARGS__);
+#ifdef MILLRACE_KERNELS_CUDA
+#define MILLRACE_HANDLERS(name, ...)            \
+  MILLRACE_HANDLER(cpu, Cpu, name, __VA_ARGS__) \
+  MILLRACE_HANDLER(cuda, Cuda, name, __VA_ARGS__)
+#else
+#define MILLRACE_HANDLERS(name, ...) MILLRACE_HANDLER(cpu, Cpu, name, __VA_ARGS__)
+#endif
 #pragma GCC visibility push(default)
-XLA_FFI_DEFINE_HANDLER_SYMBOL(millrace_jax_attention, attention,
-                              ffi::Ffi::Bind()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Attr<float>("scale")
-                                  .Attr<float>("softcap")
-                                  .Attr<int32_t>("window_left")
-                                  .Attr<int32_t>("window_right"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(millrace_jax_attention_backward, attention_backward,
-                              ffi::Ffi::Bind()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Attr<float>("scale")
-                                  .Attr<float>("softcap")
-                                  .Attr<int32_t>("window_left")
-                                  .Attr<int32_t>("window_right"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(millrace_jax_norm, norm,
-                              ffi::Ffi::Bind()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Attr<bool>("layer")
-                                  .Attr<float>("eps")
-                                  .Attr<float>("weight_offset"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(millrace_jax_norm_backward, norm_backward,
-                              ffi::Ffi::Bind()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Attr<bool>("layer")
-                                  .Attr<float>("weight_offset"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(millrace_jax_rotary, rotary,
-                              ffi::Ffi::Bind()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Attr<float>("magnitude")
-                                  .Attr<bool>("interleaved")
-                                  .Attr<bool>("inverse"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(millrace_jax_activation, activation,
-                              ffi::Ffi::Bind()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Attr<int32_t>("kind")
-                                  .Attr<float>("alpha")
-                                  .Attr<float>("limit"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(millrace_jax_activation_backward, activation_backward,
-                              ffi::Ffi::Bind()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Arg<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Ret<Buffer>()
-                                  .Attr<int32_t>("kind")
-                                  .Attr<float>("alpha")
-                                  .Attr<float>("limit"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(millrace_jax_softmax, softmax,
-                              ffi::Ffi::Bind().Arg<Buffer>().Ret<Buffer>().Attr<float>("scale"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    millrace_jax_softmax_backward, softmax_backward,
-    ffi::Ffi::Bind().Arg<Buffer>().Arg<Buffer>().Ret<Buffer>().Attr<float>("scale"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    millrace_jax_cross_entropy, cross_entropy,
-    ffi::Ffi::Bind().Arg<Buffer>().Arg<Buffer>().Ret<Buffer>().Ret<Buffer>().Attr<int32_t>("ignore_index"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    millrace_jax_cross_entropy_backward, cross_entropy_backward,
-    ffi::Ffi::Bind().Arg<Buffer>().Arg<Buffer>().Arg<Buffer>().Arg<Buffer>().Ret<Buffer>().Attr<int32_t>(
-        "ignore_index"));
+MILLRACE_HANDLERS(attention, .Arg<Buffer>()
+                                 .Arg<Buffer>()
+                                 .Arg<Buffer>()
+                                 .Arg<Buffer>()
+                                 .Ret<Buffer>()
+                                 .Ret<Buffer>()
+                                 .Attr<float>("scale")
+                                 .Attr<float>("softcap")
+                                 .Attr<int32_t>("window_left")
+                                 .Attr<int32_t>("window_right"))
+MILLRACE_HANDLERS(attention_backward, .Arg<Buffer>()
+                                          .Arg<Buffer>()
+                                          .Arg<Buffer>()
+                                          .Arg<Buffer>()
+                                          .Arg<Buffer>()
+                                          .Arg<Buffer>()
+                                          .Arg<Buffer>()
+                                          .Ret<Buffer>()
+                                          .Ret<Buffer>()
+                                          .Ret<Buffer>()
+                                          .Ret<Buffer>()
+                                          .Attr<float>("scale")
+                                          .Attr<float>("softcap")
+                                          .Attr<int32_t>("window_left")
+                                          .Attr<int32_t>("window_right"))
+MILLRACE_HANDLERS(norm, .Arg<Buffer>()
+                            .Arg<Buffer>()
+                            .Arg<Buffer>()
+                            .Arg<Buffer>()
+                            .Ret<Buffer>()
+                            .Ret<Buffer>()
+                            .Ret<Buffer>()
+                            .Ret<Buffer>()
+                            .Attr<bool>("layer")
+                            .Attr<float>("eps")
+                            .Attr<float>("weight_offset"))
+MILLRACE_HANDLERS(norm_backward, .Arg<Buffer>()
+                                     .Arg<Buffer>()
+                                     .Arg<Buffer>()
+                                     .Arg<Buffer>()
+                                     .Arg<Buffer>()
+                                     .Arg<Buffer>()
+                                     .Ret<Buffer>()
+                                     .Ret<Buffer>()
+                                     .Ret<Buffer>()
+                                     .Attr<bool>("layer")
+                                     .Attr<float>("weight_offset"))
+MILLRACE_HANDLERS(rotary, .Arg<Buffer>()
+                              .Arg<Buffer>()
+                              .Arg<Buffer>()
+                              .Ret<Buffer>()
+                              .Attr<float>("magnitude")
+                              .Attr<bool>("interleaved")
+                              .Attr<bool>("inverse"))
+MILLRACE_HANDLERS(
+    activation,
+    .Arg<Buffer>().Arg<Buffer>().Ret<Buffer>().Attr<int32_t>("kind").Attr<float>("alpha").Attr<float>(
+        "limit"))
+MILLRACE_HANDLERS(activation_backward, .Arg<Buffer>()
+                                           .Arg<Buffer>()
+                                           .Arg<Buffer>()
+                                           .Ret<Buffer>()
+                                           .Ret<Buffer>()
+                                           .Attr<int32_t>("kind")
+                                           .Attr<float>("alpha")
+                                           .Attr<float>("limit"))
+MILLRACE_HANDLERS(softmax, .Arg<Buffer>().Ret<Buffer>().Attr<float>("scale"))
+MILLRACE_HANDLERS(softmax_backward, .Arg<Buffer>().Arg<Buffer>().Ret<Buffer>().Attr<float>("scale"))
+MILLRACE_HANDLERS(cross_entropy,
+                  .Arg<Buffer>().Arg<Buffer>().Ret<Buffer>().Ret<Buffer>().Attr<int32_t>("ignore_index"))
+MILLRACE_HANDLERS(
+    cross_entropy_backward,
+    .Arg<Buffer>().Arg<Buffer>().Arg<Buffer>().Arg<Buffer>().Ret<Buffer>().Attr<int32_t>("ignore_index"))
 #pragma GCC visibility pop
 
 }  // namespace millrace::jax_calls

@@ -1,7 +1,9 @@
 // torch.ops.millrace.attention and its kin: dense [batch, seq, heads, dim] by any strides, ragged [rows,
 // heads, dim] with cu_q and cu_k, paged keys, block-sparse; forward with log-sum-exp, deterministic backward.
+#include <algorithm>
 #include <cstdint>
 #include <tuple>
+#include <utility>
 
 #include "tensors.h"
 
@@ -29,10 +31,12 @@ struct Problem {
 
 bool evenly_aligned(const Tensor& x, int64_t element_bytes) {
   if (reinterpret_cast<uintptr_t>(x.data_ptr()) % kRowBytes != 0) return false;
-  const int64_t dims = x.dim(), cols = x.size(dims - 1);
-  if (cols > 1 && x.stride(dims - 1) != 1) return false;
-  for (int64_t d = 0; d + 1 < dims; ++d) {
-    if (x.size(d) > 1 && (x.stride(d) < cols || x.stride(d) * element_bytes % kRowBytes != 0)) return false;
+  const Shape s(x);
+  const int64_t cols = s.sizes[s.dims - 1];
+  if (cols > 1 && s.strides[s.dims - 1] != 1) return false;
+  for (int64_t d = 0; d + 1 < s.dims; ++d) {
+    if (s.sizes[d] > 1 && (s.strides[d] < cols || s.strides[d] * element_bytes % kRowBytes != 0))
+      return false;
   }
   return true;
 }
@@ -41,13 +45,13 @@ bool evenly_aligned(const Tensor& x, int64_t element_bytes) {
 Tensor aligned(const Tensor& x) {
   const auto bytes = static_cast<int64_t>(x.element_size());
   if (x.numel() == 0 || evenly_aligned(x, bytes)) return x;
-  Tensor copy = empty(sizes_of(x), x.scalar_type(), x);
+  Tensor copy = empty(sizes_of(x), x);
   return torch::stable::copy_(copy, x);
 }
 
 mr_flash_tensor flash(const Tensor& x) {
-  const int64_t dims = x.dim();
-  return {x.data_ptr(), dims == 4 ? x.stride(0) : 0, x.stride(dims - 3), x.stride(dims - 2)};
+  const Shape s(x);
+  return {x.data_ptr(), s.dims == 4 ? s.strides[0] : 0, s.strides[s.dims - 3], s.strides[s.dims - 2]};
 }
 
 void require_dims(const Tensor& x, int64_t dims, const char* op, const char* name) {
@@ -99,7 +103,7 @@ void set_common(Problem& p, const Options& o, const Tensor& q, const Tensor& v, 
 
 void require_same_type(const Tensor& x, const Tensor& q, const char* op, const char* name) {
   require_same_device(x, q, op, name);
-  if (x.scalar_type() != q.scalar_type()) refuse(op, std::string(name) + " has another dtype than q");
+  if (!same_type(x, q)) refuse(op, std::string(name) + " has another dtype than q");
 }
 
 // On a CPU the library reads the lists before it computes; that they do not lead outside the tensors is
@@ -192,26 +196,73 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
   return run_forward(p, q, k, v);
 }
 
-// Dense rows without a gradient: torch takes half as long over seven arguments and one result as over sixteen
-// and two.
-Tensor attention_dense(const Tensor& q, const Tensor& k, const Tensor& v, double scale, double softcap,
-                       int64_t window_left, int64_t window_right) {
-  const char* op = "attention_dense";
+struct DenseMask {
+  double scale, softcap;
+  int64_t left, right;
+};
+
+// Dense rows alone: torch takes half as long over eight arguments and one result as over sixteen
+// and two. heads_first: all are [batch, heads, seq, dim], torch's order, as its own attention has them.
+Tensor dense_forward(const Tensor& q, const Tensor& k, const Tensor& v, const DenseMask& mask,
+                     bool heads_first, Tensor* lse, const char* op) {
+  require_dims(q, 4, op, "q");
+  require_dims(k, 4, op, "k");
+  require_dims(v, 4, op, "v");
+  require_same_type(k, q, op, "k");
+  require_same_type(v, q, op, "v");
+  const Shape sq(q), sk(k), sv(v);
+  const int64_t seq = heads_first ? 2 : 1, head = heads_first ? 1 : 2;
+  if (sk.sizes[0] != sq.sizes[0] || sk.sizes[3] != sq.sizes[3])
+    refuse(op, "k has shape " + shape_text(k) + ", q " + shape_text(q) + ": batch and dim differ");
+  if (!std::equal(sv.sizes, sv.sizes + 3, sk.sizes))
+    refuse(op, "v has shape " + shape_text(v) + ", k " + shape_text(k) +
+                   ": more than the last dimension differs");
   Problem p;
-  Options o{};
-  o.scale = scale, o.softcap = softcap;
-  o.window_left = window_left, o.window_right = window_right;
-  describe(p, o, q, k, v, op);
+  p.c.type = type_of(q, op, "q");
   if (p.c.type == MR_F8_E4M3) refuse(op, "q is float8_e4m3fn: attention_fp8 takes its scales");
+  p.c.batch = narrow_int(sq.sizes[0], op, "batch");
+  p.c.max_q = narrow_int(sq.sizes[seq], op, "q's length");
+  p.c.max_k = narrow_int(sk.sizes[seq], op, "k's length");
+  p.c.heads = narrow_int(sq.sizes[head], op, "heads");
+  p.c.kv_heads = narrow_int(sk.sizes[head], op, "kv_heads");
+  p.c.head_dim = narrow_int(sq.sizes[3], op, "head_dim");
+  p.c.value_dim = narrow_int(sv.sizes[3], op, "value_dim");
+  p.c.scale = static_cast<float>(mask.scale);
+  p.c.softcap = static_cast<float>(mask.softcap);
+  p.c.window_left = window_side(mask.left);
+  p.c.window_right = window_side(mask.right);
   const Tensor from_q = aligned(q), from_k = aligned(k), from_v = aligned(v);
-  Tensor out = empty(out_sizes(q, p.c.value_dim), q.scalar_type(), q);
+  if (lse != nullptr) *lse = empty({sq.sizes[0], sq.sizes[head], sq.sizes[seq]}, ScalarType::Float, q);
+  Tensor out = empty({sq.sizes[0], sq.sizes[1], sq.sizes[2], sv.sizes[3]}, q);
+  const auto view = [heads_first](const Tensor& x) {
+    mr_flash_tensor t = flash(x);
+    if (heads_first) std::swap(t.seq_stride, t.head_stride);
+    return t;
+  };
   bindings::DeviceLease device = lease(q);
   size_t bytes = 0;
   check(mr_flash_forward_workspace_bytes(device.get(), &p.c, &bytes));
   const Workspace workspace(bytes, q, device);
-  check(mr_flash_forward(device.get(), &p.c, flash(from_q), flash(from_k), flash(from_v), flash(out), nullptr,
-                         workspace.data(), bytes, device.stream()));
+  check(mr_flash_forward(device.get(), &p.c, view(from_q), view(from_k), view(from_v), view(out),
+                         lse == nullptr ? nullptr : static_cast<float*>(lse->data_ptr()), workspace.data(),
+                         bytes, device.stream()));
   return out;
+}
+
+Tensor attention_dense(const Tensor& q, const Tensor& k, const Tensor& v, double scale, double softcap,
+                       int64_t window_left, int64_t window_right, bool heads_first) {
+  return dense_forward(q, k, v, {scale, softcap, window_left, window_right}, heads_first, nullptr,
+                       "attention_dense");
+}
+
+// -> out, lse [batch, heads, seq]: what a gradient is recorded with.
+std::tuple<Tensor, Tensor> attention_dense_lse(const Tensor& q, const Tensor& k, const Tensor& v,
+                                               double scale, double softcap, int64_t window_left,
+                                               int64_t window_right, bool heads_first) {
+  Tensor lse;
+  Tensor out = dense_forward(q, k, v, {scale, softcap, window_left, window_right}, heads_first, &lse,
+                             "attention_dense_lse");
+  return {out, lse};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
@@ -235,8 +286,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
       float32_of(lse, q.numel() / std::max<int64_t>(q.size(q.dim() - 1), 1), q, keep_lse, op, "lse");
   const Tensor from_q = aligned(q), from_k = aligned(k), from_v = aligned(v), from_out = aligned(out),
                from_d_out = aligned(d_out);
-  Tensor d_q = empty(sizes_of(q), q.scalar_type(), q), d_k = empty(sizes_of(k), q.scalar_type(), q),
-         d_v = empty(sizes_of(v), q.scalar_type(), q);
+  Tensor d_q = empty(sizes_of(q), q), d_k = empty(sizes_of(k), q), d_v = empty(sizes_of(v), q);
   Tensor d_sinks = empty({sinks.has_value() ? int64_t{p.c.heads} : 0}, ScalarType::Float, q);
   const mr_flash_gradients gradients{flash(from_d_out),
                                      flash(d_q),
@@ -352,7 +402,11 @@ std::tuple<Tensor, Tensor> attention_paged(const Tensor& q, const Tensor& k_page
 void define_attention(torch::stable::detail::StableLibrary& m) {
   m.def(
       "attention_dense(Tensor q, Tensor k, Tensor v, float scale=0., float softcap=0., int window_left=-1, "
-      "int window_right=-1) -> Tensor");
+      "int window_right=-1, bool heads_first=False) -> Tensor");
+  m.def(
+      "attention_dense_lse(Tensor q, Tensor k, Tensor v, float scale=0., float softcap=0., int "
+      "window_left=-1, "
+      "int window_right=-1, bool heads_first=False) -> (Tensor, Tensor)");
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, Tensor? sinks=None, Tensor? cu_q=None, Tensor? cu_k=None, "
       "int max_q=0, int max_k=0, Tensor? block_starts=None, Tensor? block_columns=None, int block_q=0, "
@@ -380,6 +434,7 @@ void define_attention(torch::stable::detail::StableLibrary& m) {
 void implement_attention(torch::stable::detail::StableLibrary& m) {
   m.impl("attention", TORCH_BOX(&attention));
   m.impl("attention_dense", TORCH_BOX(&attention_dense));
+  m.impl("attention_dense_lse", TORCH_BOX(&attention_dense_lse));
   m.impl("attention_backward", TORCH_BOX(&attention_backward));
   m.impl("attention_fp8", TORCH_BOX(&attention_fp8));
   m.impl("attention_quantize", TORCH_BOX(&attention_quantize));

@@ -29,17 +29,6 @@ std::tuple<Tensor, Tensor> route(const Tensor& scores, int64_t k, bool softmax_a
   return {weights, chosen};
 }
 
-const float* optional_floats(const MaybeTensor& x, int64_t count, const Tensor& like, MaybeTensor& keep,
-                             const char* op, const char* name) {
-  return x.has_value() ? float32_of(*x, count, like, keep, op, name) : nullptr;
-}
-
-mr_activation experts_activation(const std::string& name, const char* op) {
-  if (name == "swiglu") return MR_SWIGLU;
-  if (name == "clamped_swiglu") return MR_CLAMPED_SWIGLU;
-  refuse(op, "activation is \"" + name + "\", expected swiglu or clamped_swiglu");
-}
-
 // x float32 [rows, hidden]; gate, up [experts, ffn, hidden], down [experts, hidden, ffn] of one type.
 Tensor experts(const Tensor& x, const Tensor& chosen, const Tensor& weights, const Tensor& gate,
                const Tensor& up, const Tensor& down, MaybeTensor gate_bias, MaybeTensor up_bias,
@@ -48,7 +37,7 @@ Tensor experts(const Tensor& x, const Tensor& chosen, const Tensor& weights, con
   if (x.dim() != 2) refuse(op, "x has shape " + shape_text(x) + ", expected [rows, hidden]");
   if (chosen.dim() != 2) refuse(op, "chosen has shape " + shape_text(chosen) + ", expected [rows, k]");
   if (!x.is_cpu())
-    refuse(op, "x lies on a GPU, where weights are repacked once and for all: expected a CPU's");
+    refuse(op, "x lies on a GPU, where weights are packed once: expected a CPU's, or experts_packed");
   const int64_t rows = x.size(0), hidden = x.size(1), k = chosen.size(1);
   const WeightTensor w_gate(gate, type, {}, 0, 0, op, "gate"), w_up(up, type, {}, 0, 0, op, "up"),
       w_down(down, type, {}, 0, 0, op, "down");
@@ -62,34 +51,16 @@ Tensor experts(const Tensor& x, const Tensor& chosen, const Tensor& weights, con
                    shape_text(down) + " for x " + shape_text(x) +
                    ", expected [experts, ffn, hidden] twice and [experts, hidden, ffn]");
   }
-  MaybeTensor keep[6];
-  mr_moe_args args{};
-  args.x = float32_of(x, rows * hidden, x, keep[0], op, "x");
-  args.chosen = int32_of(chosen, rows * k, x, keep[1], op, "chosen");
-  args.weights = float32_of(weights, rows * k, x, keep[2], op, "weights");
-  args.gate_bias = optional_floats(gate_bias, count * ffn, x, keep[3], op, "gate_bias");
-  args.up_bias = optional_floats(up_bias, count * ffn, x, keep[4], op, "up_bias");
-  args.down_bias = optional_floats(down_bias, count * hidden, x, keep[5], op, "down_bias");
-  args.activation = experts_activation(activation, op);
-  args.alpha = static_cast<float>(alpha);
-  args.limit = static_cast<float>(limit);
-  args.k = static_cast<int32_t>(k);
-  args.rows = rows;
-  Tensor y = empty({rows, hidden}, ScalarType::Float, x);
-  torch::stable::zero_(y);
-  if (rows == 0 || k == 0) return y;
-  args.y = static_cast<float*>(y.data_ptr());
+  ExpertsCall call(x, chosen, weights, {gate_bias, up_bias, down_bias}, {count, ffn}, op);
+  call.args.activation = experts_activation(activation, op);
+  call.args.alpha = static_cast<float>(alpha);
+  call.args.limit = static_cast<float>(limit);
+  if (rows == 0 || k == 0) return call.y;
   bindings::DeviceLease device = lease(x);
   const PreparedWeight p_gate(device.get(), w_gate, x), p_up(device.get(), w_up, x),
       p_down(device.get(), w_down, x);
-  args.gate = p_gate.get();
-  args.up = p_up.get();
-  args.down = p_down.get();
-  size_t bytes = 0;
-  check(mr_moe_workspace_bytes(device.get(), &args, &bytes));
-  const Workspace workspace(bytes, x, device);
-  check(mr_moe(device.get(), &args, workspace.data(), bytes, device.stream()));
-  return y;
+  call.run(device, {p_gate.get(), p_up.get(), p_down.get()}, x);
+  return call.y;
 }
 
 // One value for every row; host memory.
@@ -131,6 +102,47 @@ Tensor sample(const Tensor& logits, const Tensor& uniform, const Tensor& tempera
 }
 
 }  // namespace
+
+mr_activation experts_activation(const std::string& name, const char* op) {
+  if (name == "swiglu") return MR_SWIGLU;
+  if (name == "clamped_swiglu") return MR_CLAMPED_SWIGLU;
+  refuse(op, "activation is \"" + name + "\", expected swiglu or clamped_swiglu");
+}
+
+namespace {
+
+const float* optional_floats(const MaybeTensor& x, int64_t count, const Tensor& like, MaybeTensor& keep,
+                             const char* op, const char* name) {
+  return x.has_value() ? float32_of(*x, count, like, keep, op, name) : nullptr;
+}
+
+}  // namespace
+
+ExpertsCall::ExpertsCall(const Tensor& x, const Tensor& chosen, const Tensor& weights, const Biases& biases,
+                         Shape shape, const char* op)
+    : y(empty(sizes_of(x), x)) {
+  const int64_t rows = x.size(0), hidden = x.size(1), k = chosen.size(1);
+  args.x = float32_of(x, rows * hidden, x, keep_[0], op, "x");
+  args.chosen = int32_of(chosen, rows * k, x, keep_[1], op, "chosen");
+  args.weights = float32_of(weights, rows * k, x, keep_[2], op, "weights");
+  args.gate_bias = optional_floats(biases.gate, shape.count * shape.ffn, x, keep_[3], op, "gate_bias");
+  args.up_bias = optional_floats(biases.up, shape.count * shape.ffn, x, keep_[4], op, "up_bias");
+  args.down_bias = optional_floats(biases.down, shape.count * hidden, x, keep_[5], op, "down_bias");
+  args.k = static_cast<int32_t>(k);
+  args.rows = rows;
+  torch::stable::zero_(y);
+  args.y = static_cast<float*>(y.data_ptr());
+}
+
+void ExpertsCall::run(bindings::DeviceLease& device, const Weights& weights, const Tensor& like) {
+  args.gate = weights.gate;
+  args.up = weights.up;
+  args.down = weights.down;
+  size_t bytes = 0;
+  check(mr_moe_workspace_bytes(device.get(), &args, &bytes));
+  const Workspace workspace(bytes, like, device);
+  check(mr_moe(device.get(), &args, workspace.data(), bytes, device.stream()));
+}
 
 void define_experts(torch::stable::detail::StableLibrary& m) {
   m.def("route(Tensor scores, int k, bool softmax_all=False) -> (Tensor, Tensor)");

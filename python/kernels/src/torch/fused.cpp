@@ -36,13 +36,14 @@ struct NormOptions {
   mr_norm_kind kind;
   double eps, weight_offset;
   const char* op;
+  bool for_gradient = true;  // the mean and the reciprocal deviation are wanted
 };
 
 Normed norm(const Tensor& x, const MaybeTensor& residual, const MaybeTensor& weight, const MaybeTensor& bias,
             const NormOptions& o) {
   const Rows from(x, o.op, "x");
   Rows add;
-  Normed made{empty(sizes_of(x), x.scalar_type(), x), {}, {}, {}};
+  Normed made{empty(sizes_of(x), x), {}, {}, {}};
   const Vector w(weight, from.cols, x, o.op, "weight"), b(bias, from.cols, x, o.op, "bias");
   mr_norm_args args{};
   args.kind = o.kind;
@@ -61,9 +62,11 @@ Normed norm(const Tensor& x, const MaybeTensor& residual, const MaybeTensor& wei
   args.bias = b.view;
   args.weight_offset = static_cast<float>(o.weight_offset);
   args.eps = static_cast<float>(o.eps);
-  made.rstd = empty(leading_sizes(x), ScalarType::Float, x);
-  args.rstd = floats(*made.rstd);
-  if (o.kind == MR_NORM_LAYER) {
+  if (o.for_gradient) {
+    made.rstd = empty(leading_sizes(x), ScalarType::Float, x);
+    args.rstd = floats(*made.rstd);
+  }
+  if (o.for_gradient && o.kind == MR_NORM_LAYER) {
     made.mean = empty(leading_sizes(x), ScalarType::Float, x);
     args.mean = floats(*made.mean);
   }
@@ -72,6 +75,14 @@ Normed norm(const Tensor& x, const MaybeTensor& residual, const MaybeTensor& wei
     check(mr_norm(device.get(), &args, device.stream()));
   }
   return made;
+}
+
+// Without what a gradient needs; layer: LayerNorm, else RMSNorm.
+Tensor norm_plain(const Tensor& x, MaybeTensor weight, MaybeTensor bias, double eps, double weight_offset,
+                  bool layer) {
+  return norm(x, {}, weight, bias,
+              {layer ? MR_NORM_LAYER : MR_NORM_RMS, eps, weight_offset, "norm_plain", false})
+      .y;
 }
 
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, MaybeTensor weight, double eps, double weight_offset) {
@@ -112,7 +123,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& dy, const Tensor&
   }
   const Vector w(weight, from.cols, x, op, "weight");
   MaybeTensor keep_mean, keep_rstd;
-  Tensor dx = empty(sizes_of(x), x.scalar_type(), x);
+  Tensor dx = empty(sizes_of(x), x);
   Tensor dweight = empty({want_weight ? from.cols : 0}, ScalarType::Float, x);
   Tensor dbias = empty({want_bias ? from.cols : 0}, ScalarType::Float, x);
   mr_norm_backward_args args{};
@@ -151,7 +162,7 @@ Tensor rotary(const Tensor& x, const Tensor& positions, const Tensor& inv_freq, 
   if (x.dim() < 2) refuse(op, "x has shape " + shape_text(x) + ", expected [..., heads, head_dim]");
   const int64_t heads = x.size(x.dim() - 2), head_dim = x.size(x.dim() - 1), per_row = heads * head_dim;
   const int64_t rows = per_row == 0 ? 0 : x.numel() / per_row;
-  Tensor y = empty(sizes_of(x), x.scalar_type(), x);
+  Tensor y = empty(sizes_of(x), x);
   if (rows == 0) return y;
   Rows from(torch::stable::view(x.is_contiguous() ? x : torch::stable::contiguous(x), {rows, per_row}), op,
             "x");
@@ -208,7 +219,7 @@ Tensor activate(const Tensor& x, const MaybeTensor& up, const ActivationOptions&
     require_like(*up, x, o.op, "up");
     from_up = Rows(*up, o.op, "up");
   }
-  Tensor y = empty(sizes_of(x), x.scalar_type(), x);
+  Tensor y = empty(sizes_of(x), x);
   if (x.numel() == 0) return y;
   const mr_activation_args args{o.kind,
                                 from.rows,
@@ -228,7 +239,7 @@ std::tuple<Tensor, MaybeTensor> activate_backward(const Tensor& dy, const Tensor
   require_like(dy, x, o.op, "dy");
   const Rows from(x, o.op, "x"), from_dy(dy, o.op, "dy");
   Rows from_up;
-  Tensor dx = empty(sizes_of(x), x.scalar_type(), x);
+  Tensor dx = empty(sizes_of(x), x);
   MaybeTensor dup;
   if (up.has_value()) {
     require_like(*up, x, o.op, "up");
@@ -277,7 +288,7 @@ std::tuple<Tensor, Tensor> gated_activation_backward(const Tensor& dy, const Ten
 
 Tensor softmax(const Tensor& x, double scale) {
   const Rows from(x, "softmax", "x");
-  Tensor y = empty(sizes_of(x), x.scalar_type(), x);
+  Tensor y = empty(sizes_of(x), x);
   if (x.numel() == 0) return y;
   const mr_softmax_args args{from.rows, from.cols, from.view, rows_of(y, "softmax"),
                              static_cast<float>(scale)};
@@ -290,7 +301,7 @@ Tensor softmax_backward(const Tensor& dy, const Tensor& y, double scale) {
   const char* op = "softmax_backward";
   require_like(dy, y, op, "dy");
   const Rows from(y, op, "y"), from_dy(dy, op, "dy");
-  Tensor dx = empty(sizes_of(y), y.scalar_type(), y);
+  Tensor dx = empty(sizes_of(y), y);
   if (y.numel() == 0) return dx;
   const mr_softmax_backward_args args{from.rows,    from.cols,       from.view,
                                       from_dy.view, rows_of(dx, op), static_cast<float>(scale)};
@@ -306,7 +317,7 @@ Tensor dropout(const Tensor& x, double p, const Tensor& seed) {
   require_shape(seed, {2}, op, "seed");
   if (!seed.is_cpu()) refuse(op, "seed lies on another device, expected the CPU");
   const Rows from(x, op, "x");
-  Tensor y = empty(sizes_of(x), x.scalar_type(), x);
+  Tensor y = empty(sizes_of(x), x);
   const auto* words = static_cast<const int64_t*>(seed.data_ptr());
   const mr_dropout_args args{from.rows,
                              from.cols,
@@ -324,6 +335,9 @@ Tensor dropout(const Tensor& x, double p, const Tensor& seed) {
 }  // namespace
 
 void define_fused(torch::stable::detail::StableLibrary& m) {
+  m.def(
+      "norm_plain(Tensor x, Tensor? weight=None, Tensor? bias=None, float eps=1e-6, float weight_offset=0., "
+      "bool layer=False) -> Tensor");
   m.def(
       "rms_norm(Tensor x, Tensor? weight=None, float eps=1e-6, float weight_offset=0.) -> (Tensor, Tensor)");
   m.def(
@@ -354,6 +368,7 @@ void define_fused(torch::stable::detail::StableLibrary& m) {
 }
 
 void implement_fused(torch::stable::detail::StableLibrary& m) {
+  m.impl("norm_plain", TORCH_BOX(&norm_plain));
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
   m.impl("layer_norm", TORCH_BOX(&layer_norm));
   m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));

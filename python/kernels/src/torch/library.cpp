@@ -12,6 +12,7 @@ void implement(torch::stable::detail::StableLibrary& m) {
   millrace::torch_ops::implement_products(m);
   millrace::torch_ops::implement_experts(m);
   millrace::torch_ops::implement_lowbit(m);
+  millrace::torch_ops::implement_packed(m);
 }
 
 }  // namespace
@@ -23,6 +24,7 @@ STABLE_TORCH_LIBRARY(millrace, m) {
   millrace::torch_ops::define_products(m);
   millrace::torch_ops::define_experts(m);
   millrace::torch_ops::define_lowbit(m);
+  millrace::torch_ops::define_packed(m);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(millrace, CPU, m) { implement(m); }

@@ -42,7 +42,7 @@ Tensor cross_entropy_backward(const Tensor& dloss, const Tensor& logits, const T
                               const Tensor& lse, int64_t ignore_index) {
   const char* op = "cross_entropy_backward";
   const Rows from(logits, op, "logits");
-  Tensor dlogits = empty(sizes_of(logits), logits.scalar_type(), logits);
+  Tensor dlogits = empty(sizes_of(logits), logits);
   MaybeTensor keep_targets, keep_lse, keep_dloss;
   mr_cross_entropy_backward_args args{};
   args.rows = from.rows;
@@ -67,7 +67,7 @@ struct Head {
       : x(hidden, op, "hidden"), w(weight, op, "weight") {
     if (weight.dim() != 2) refuse(op, "weight has shape " + shape_text(weight) + ", expected [vocab, in]");
     require_same_device(weight, hidden, op, "weight");
-    if (hidden.scalar_type() != weight.scalar_type()) refuse(op, "weight has another dtype than hidden");
+    if (!same_type(hidden, weight)) refuse(op, "weight has another dtype than hidden");
     if (x.cols != w.cols)
       refuse(op, "hidden has " + std::to_string(x.cols) + " columns, weight has " + std::to_string(w.cols));
     if (w.rows == 0 || w.cols == 0) refuse(op, "weight has shape " + shape_text(weight) + ", which is empty");
@@ -159,7 +159,7 @@ Tensor embedding(const Tensor& tokens, const Tensor& table, double scale) {
   const Rows from(table, op, "table");
   std::vector<int64_t> sizes = sizes_of(tokens);
   sizes.push_back(from.cols);
-  Tensor y = empty(sizes, table.scalar_type(), table);
+  Tensor y = empty(sizes, table);
   MaybeTensor keep;
   mr_embedding_args args{};
   args.rows = tokens.numel();

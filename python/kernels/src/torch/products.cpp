@@ -8,12 +8,6 @@ namespace {
 
 using bindings::check;
 
-mr_dtype parse_type(const std::string& name, const char* op) {
-  mr_dtype type = MR_F32;
-  if (mr_dtype_parse(name.c_str(), &type) != MR_OK) refuse(op, "type: " + std::string(mr_last_error()));
-  return type;
-}
-
 bool is_plain(mr_dtype type) { return type == MR_F32 || type == MR_F16 || type == MR_BF16; }
 
 struct Block {
@@ -67,7 +61,7 @@ Tensor multiply(const Product& p, const std::vector<int64_t>& sizes, const Tenso
   if (k != k_of_b) {
     refuse(op, "the operands share " + std::to_string(k) + " and " + std::to_string(k_of_b) + " elements");
   }
-  Tensor c = empty(sizes, like.scalar_type(), like);
+  Tensor c = empty(sizes, like);
   if (c.numel() == 0) return c;
   if (k == 0 && p.bias == nullptr) return torch::stable::zero_(c);
   mr_gemm_args args{};
@@ -97,14 +91,14 @@ Tensor linear(const Tensor& x, const Tensor& weight, MaybeTensor bias) {
   const char* op = "linear";
   if (weight.dim() != 2) refuse(op, "weight has shape " + shape_text(weight) + ", expected [out, in]");
   require_same_device(weight, x, op, "weight");
-  if (x.scalar_type() != weight.scalar_type()) refuse(op, "weight has another dtype than x");
+  if (!same_type(x, weight)) refuse(op, "weight has another dtype than x");
   Product p{Rows(x, op, "x"), Rows(weight, op, "weight"), false, true, nullptr};
   MaybeTensor keep;
   if (bias.has_value()) p.bias = float32_of(*bias, p.b.rows, x, keep, op, "bias");
   std::vector<int64_t> sizes = sizes_of(x);
   sizes.back() = p.b.rows;
   if (p.a.cols == 0 && bias.has_value() && p.b.rows > 0 && p.a.rows > 0) {
-    Tensor y = empty(sizes, x.scalar_type(), x);
+    Tensor y = empty(sizes, x);
     return torch::stable::copy_(y, *bias);
   }
   return multiply(p, sizes, x, op);
@@ -116,7 +110,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose
     refuse(op, "a and b have shapes " + shape_text(a) + " and " + shape_text(b) + ", expected two matrices");
   }
   require_same_device(b, a, op, "b");
-  if (a.scalar_type() != b.scalar_type()) refuse(op, "b has another dtype than a");
+  if (!same_type(a, b)) refuse(op, "b has another dtype than a");
   const Product p{Rows(a, op, "a"), Rows(b, op, "b"), transpose_a, transpose_b, nullptr};
   return multiply(p, {transpose_a ? p.a.cols : p.a.rows, transpose_b ? p.b.rows : p.b.cols}, a, op);
 }
@@ -234,7 +228,7 @@ Tensor linear_quantized(const Tensor& x, const Tensor& weight, std::string type,
   require_type(x, ScalarType::Float, op, "x", "float32");
   require_same_device(weight, x, op, "weight");
   if (!x.is_cpu())
-    refuse(op, "x lies on a GPU, where a weight is repacked once and for all: expected a CPU's");
+    refuse(op, "x lies on a GPU, where a weight is packed once: expected a CPU's, or linear_packed");
   const WeightTensor w(weight, type, scales, scale_rows, scale_cols, op, "weight");
   if (w.matrix.experts != 1)
     refuse(op, "weight has shape " + shape_text(weight) + ", expected two dimensions");
@@ -266,6 +260,12 @@ Tensor linear_quantized(const Tensor& x, const Tensor& weight, std::string type,
 }
 
 }  // namespace
+
+mr_dtype parse_type(const std::string& name, const char* op) {
+  mr_dtype type = MR_F32;
+  if (mr_dtype_parse(name.c_str(), &type) != MR_OK) refuse(op, "type: " + std::string(mr_last_error()));
+  return type;
+}
 
 WeightTensor::WeightTensor(const Tensor& weight, const std::string& type, const MaybeTensor& scales,
                            int64_t scale_rows, int64_t scale_cols, const char* op, const char* name) {

@@ -2,12 +2,32 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace millrace::torch_ops {
 namespace {
 
 constexpr int64_t kWorkspaceAlignment = 256;  // of the C API
+
+// torch's numbers of the types that most tensors have. A ScalarType comes of a question per type there is.
+struct TypeCodes {
+  int32_t f32 = aoti_torch_dtype_float32(), f16 = aoti_torch_dtype_float16(),
+          bf16 = aoti_torch_dtype_bfloat16();
+};
+const TypeCodes& type_codes() {
+  static const TypeCodes codes;
+  return codes;
+}
+int32_t type_code(const Tensor& x) {
+  int32_t code = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &code));
+  return code;
+}
+int32_t code_of(ScalarType type) {
+  if (type == ScalarType::Float) return type_codes().f32;
+  return torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
+}
 
 int32_t device_type_of(const Tensor& x) {
   int32_t type = 0;
@@ -32,19 +52,18 @@ mr_stream current_cuda_stream(int32_t index) {
 
 // Elements from one row of [rows, cols] to the next, or -1: the dimensions before the last do not step
 // evenly.
-int64_t row_stride(const std::vector<int64_t>& sizes, const Tensor& x) {
-  const auto dims = static_cast<int64_t>(sizes.size());
+int64_t row_stride(const Shape& x) {
   int64_t stride = -1, below = 1;
-  for (int64_t d = dims - 2; d >= 0; --d) {
-    if (sizes[static_cast<size_t>(d)] == 1) continue;
+  for (int64_t d = x.dims - 2; d >= 0; --d) {
+    if (x.sizes[d] == 1) continue;
     if (stride < 0) {
-      stride = x.stride(d);
-    } else if (x.stride(d) != stride * below) {
+      stride = x.strides[d];
+    } else if (x.strides[d] != stride * below) {
       return -1;
     }
-    below *= sizes[static_cast<size_t>(d)];
+    below *= x.sizes[d];
   }
-  return stride < 0 ? sizes.back() : stride;
+  return stride < 0 ? x.sizes[x.dims - 1] : stride;
 }
 
 template <class T>
@@ -66,13 +85,11 @@ void refuse(const char* op, const std::string& what) {
 }
 
 mr_dtype type_of(const Tensor& x, const char* op, const char* name) {
+  const int32_t code = type_code(x);
+  if (code == type_codes().f32) return MR_F32;
+  if (code == type_codes().f16) return MR_F16;
+  if (code == type_codes().bf16) return MR_BF16;
   switch (x.scalar_type()) {
-    case ScalarType::Float:
-      return MR_F32;
-    case ScalarType::Half:
-      return MR_F16;
-    case ScalarType::BFloat16:
-      return MR_BF16;
     case ScalarType::Float8_e4m3fn:
       return MR_F8_E4M3;
     case ScalarType::Float8_e5m2:
@@ -83,13 +100,18 @@ mr_dtype type_of(const Tensor& x, const char* op, const char* name) {
 }
 
 void require_type(const Tensor& x, ScalarType type, const char* op, const char* name, const char* type_name) {
-  if (x.scalar_type() != type) refuse(op, std::string(name) + " has another dtype, expected " + type_name);
+  if (type_code(x) != code_of(type))
+    refuse(op, std::string(name) + " has another dtype, expected " + type_name);
 }
 
 std::vector<int64_t> sizes_of(const Tensor& x) {
-  std::vector<int64_t> sizes(static_cast<size_t>(x.dim()));
-  for (size_t d = 0; d < sizes.size(); ++d) sizes[d] = x.size(static_cast<int64_t>(d));
-  return sizes;
+  const Shape shape(x);
+  return {shape.sizes, shape.sizes + shape.dims};
+}
+
+Shape::Shape(const Tensor& x) : dims(x.dim()) {
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(x.get(), &sizes));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(x.get(), &strides));
 }
 
 std::string shape_text(const Tensor& x) {
@@ -99,7 +121,8 @@ std::string shape_text(const Tensor& x) {
 }
 
 void require_shape(const Tensor& x, std::initializer_list<int64_t> shape, const char* op, const char* name) {
-  if (sizes_of(x) == std::vector<int64_t>(shape)) return;
+  const Shape found(x);
+  if (std::equal(found.sizes, found.sizes + found.dims, shape.begin(), shape.end())) return;
   std::string expected;
   for (const int64_t size : shape) expected += (expected.empty() ? "" : ", ") + std::to_string(size);
   refuse(op, std::string(name) + " has shape " + shape_text(x) + ", expected [" + expected + "]");
@@ -111,20 +134,33 @@ void require_same_device(const Tensor& x, const Tensor& as, const char* op, cons
   }
 }
 
-Tensor empty(const std::vector<int64_t>& sizes, ScalarType type, const Tensor& like) {
+namespace {
+
+Tensor empty_of(const std::vector<int64_t>& sizes, int32_t dtype, const Tensor& like) {
   std::vector<int64_t> strides(sizes.size());
   int64_t step = 1;
   for (size_t d = sizes.size(); d > 0; --d) {
     strides[d - 1] = step;
     step *= sizes[d - 1] == 0 ? 1 : sizes[d - 1];
   }
-  const auto dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
                                                   strides.data(), dtype, device_type_of(like),
                                                   like.get_device_index(), &handle));
   return Tensor(handle);
 }
+
+}  // namespace
+
+Tensor empty(const std::vector<int64_t>& sizes, ScalarType type, const Tensor& like) {
+  return empty_of(sizes, code_of(type), like);
+}
+
+Tensor empty(const std::vector<int64_t>& sizes, const Tensor& like) {
+  return empty_of(sizes, type_code(like), like);
+}
+
+bool same_type(const Tensor& x, const Tensor& y) { return type_code(x) == type_code(y); }
 
 bindings::DeviceLease lease(const Tensor& like) {
   if (like.is_cpu()) {
@@ -144,6 +180,12 @@ Workspace::Workspace(size_t bytes, const Tensor& like) : bytes_(bytes) {
   data_ = static_cast<char*>(memory_->data_ptr()) + (aligned - address);
 }
 
+Tensor Workspace::part(size_t count) const {
+  Tensor whole = memory_.value();
+  const auto begin = static_cast<std::byte*>(data_) - static_cast<std::byte*>(whole.data_ptr());
+  return torch::stable::narrow(whole, 0, begin, static_cast<int64_t>(count));
+}
+
 Workspace::Workspace(size_t bytes, const Tensor& like, bindings::DeviceLease& device) : bytes_(bytes) {
   if (like.is_cpu()) {
     data_ = device.scratch(bytes);
@@ -154,14 +196,13 @@ Workspace::Workspace(size_t bytes, const Tensor& like, bindings::DeviceLease& de
 
 Rows::Rows(const Tensor& x, const char* op, const char* name) {
   const mr_dtype type = type_of(x, op, name);
-  const std::vector<int64_t> sizes = sizes_of(x);
-  if (sizes.empty()) refuse(op, std::string(name) + " is a scalar, expected a last dimension");
-  cols = sizes.back();
+  const Shape shape(x);
+  if (shape.dims == 0) refuse(op, std::string(name) + " is a scalar, expected a last dimension");
+  cols = shape.sizes[shape.dims - 1];
   rows = 1;
-  for (size_t d = 0; d + 1 < sizes.size(); ++d) rows *= sizes[d];
+  for (int64_t d = 0; d + 1 < shape.dims; ++d) rows *= shape.sizes[d];
   keep = x;
-  int64_t stride =
-      cols > 1 && x.stride(static_cast<int64_t>(sizes.size()) - 1) != 1 ? -1 : row_stride(sizes, x);
+  int64_t stride = cols > 1 && shape.strides[shape.dims - 1] != 1 ? -1 : row_stride(shape);
   if (stride < 0 || (stride < cols && rows > 1)) {
     keep = torch::stable::contiguous(x);
     stride = cols;

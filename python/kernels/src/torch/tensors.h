@@ -30,8 +30,17 @@ void require_same_device(const Tensor& x, const Tensor& as, const char* op, cons
 std::string shape_text(const Tensor& x);
 std::vector<int64_t> sizes_of(const Tensor& x);
 
-// Uninitialized, contiguous, on the device of `like`.
+// Torch's own arrays of a tensor, as long as that lives: its ABI takes a call for every question otherwise.
+struct Shape {
+  explicit Shape(const Tensor& x);
+  int64_t dims;
+  int64_t *sizes = nullptr, *strides = nullptr;  // [dims]
+};
+
+// Uninitialized, contiguous, on the device of `like`, of its type unless told.
 Tensor empty(const std::vector<int64_t>& sizes, ScalarType type, const Tensor& like);
+Tensor empty(const std::vector<int64_t>& sizes, const Tensor& like);
+bool same_type(const Tensor& x, const Tensor& y);
 
 // The device that a tensor lies on, and torch's current stream of it.
 bindings::DeviceLease lease(const Tensor& like);
@@ -43,6 +52,7 @@ class Workspace {
   Workspace(size_t bytes, const Tensor& like, bindings::DeviceLease&);  // on a CPU the lease's scratch
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  Tensor part(size_t count) const;  // the first so many bytes, of torch's memory
 
  private:
   MaybeTensor memory_;
@@ -82,6 +92,7 @@ void define_losses(torch::stable::detail::StableLibrary& m);
 void define_products(torch::stable::detail::StableLibrary& m);
 void define_experts(torch::stable::detail::StableLibrary& m);
 void define_lowbit(torch::stable::detail::StableLibrary& m);
+void define_packed(torch::stable::detail::StableLibrary& m);
 // Their kernels, for a dispatch key.
 void implement_attention(torch::stable::detail::StableLibrary& m);
 void implement_fused(torch::stable::detail::StableLibrary& m);
@@ -89,5 +100,6 @@ void implement_losses(torch::stable::detail::StableLibrary& m);
 void implement_products(torch::stable::detail::StableLibrary& m);
 void implement_experts(torch::stable::detail::StableLibrary& m);
 void implement_lowbit(torch::stable::detail::StableLibrary& m);
+void implement_packed(torch::stable::detail::StableLibrary& m);
 
 }  // namespace millrace::torch_ops

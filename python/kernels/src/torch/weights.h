@@ -7,6 +7,11 @@
 
 namespace millrace::torch_ops {
 
+constexpr int64_t kGrid = 128;  // rows and columns of E4M3 that share a scale, unless told
+
+// A name of mr_dtype, or a refusal.
+mr_dtype parse_type(const std::string& name, const char* op);
+
 struct WeightTensor {
   // type: a name of mr_dtype, or "" for what the tensor's dtype says. scale_rows x scale_cols elements share
   // a scale.
@@ -28,6 +33,30 @@ class PreparedWeight {
  private:
   std::optional<Workspace> memory_;
   mr_weight* weight_ = nullptr;
+};
+
+mr_activation experts_activation(const std::string& name, const char* op);
+
+// A layer of experts but for its weights: arguments checked and held, y made and zeroed.
+class ExpertsCall {
+ public:
+  struct Biases {
+    MaybeTensor gate, up, down;
+  };
+  struct Shape {
+    int64_t count, ffn;
+  };
+  struct Weights {
+    const mr_weight *gate, *up, *down;
+  };
+  ExpertsCall(const Tensor& x, const Tensor& chosen, const Tensor& weights, const Biases& biases, Shape shape,
+              const char* op);
+  void run(bindings::DeviceLease& device, const Weights& weights, const Tensor& like);
+  mr_moe_args args{};
+  Tensor y;  // float32 [rows, hidden]
+
+ private:
+  MaybeTensor keep_[6];
 };
 
 }  // namespace millrace::torch_ops
