@@ -137,7 +137,7 @@ EngineOptions options(const std::string& attention, const std::string& device = 
 
 class SparseRequestsOn : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Devices, SparseRequestsOn, testing::ValuesIn(golden::device_names()),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& test) { return test.param; });
 
 TEST_P(SparseRequestsOn, ShareNothingAcrossModesAndHaveTheBitsTheyHaveAlone) {
   const std::vector<int32_t> tokens = prompt(1, 300);
