@@ -166,20 +166,22 @@ void launch_as(const LowbitGemm& op, const Launch& at) {
   constexpr int kUnitBytes = quant::unit_bytes(kFormat), kBarrierBytes = 1024 + 2 * 8 * kMaxRing;
   int64_t least = INT64_MAX;
   size_t bytes = 0;
-  for (int ctas = kMinCtas; ctas <= kMaxCtas; ++ctas) {
+  const auto consider = [&](int ctas) {
     const int apart = sms * ctas / p.segments < 1 ? 1 : sms * ctas / p.segments;
     const int64_t items = int64_t{ctas} * ((p.row_tiles + apart - 1) / apart);
     GemvProblem with = p;
     const int room = static_cast<int>(at.device.max_shared_memory()) / ctas - kBarrierBytes;
     with.window_bits = op.m * (quant::kSegmentUnits * 256 + 64) <= room / 3 ? 5 : 4;
     with.ring = std::min((room - static_cast<int>(op.m) * with.row_bytes()) / kUnitBytes, kMaxRing);
-    if (items > least || with.ring < 3) continue;
+    if (items > least || with.ring < 3) return;
     least = items;
     p = with;
     p.tiles_apart = std::min(apart, p.row_tiles);
     bytes = std::max<size_t>(p.ring * kUnitBytes + static_cast<size_t>(op.m) * p.row_bytes(),
                              at.device.max_shared_memory() / (ctas + 1));  // no more CTAs on an SM
-  }
+  };
+  for (int ctas = kMinCtas; ctas <= kMaxCtas; ++ctas) consider(ctas);
+  for (int ctas = kMinCtas - 1; bytes == 0 && ctas > 0; --ctas) consider(ctas);  // less shared memory
   allow_shared_memory(gemv_lowbit_kernel<kFormat>, bytes);
   launch_dependent("gemv_lowbit_kernel", gemv_lowbit_kernel<kFormat>,
                    dim3(static_cast<unsigned>(p.tiles_apart * p.segments)), kThreads, bytes, at, p);
