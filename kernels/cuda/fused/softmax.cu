@@ -13,31 +13,72 @@ struct SoftmaxParams {
   int64_t rows, cols;
 };
 
+// A row in registers: its maximum, then its exponentials once, which stay there until their sum is known. A
+// team takes rows gridDim apart, the next one's loads under way.
 template <int kThreads, int kGroups>
 __global__ void __launch_bounds__(kThreads* kTeams<kThreads>) softmax_kernel(SoftmaxParams op) {
-  constexpr int kKept = kGroups > 0 ? kGroups : 1;
-  __shared__ float partial[2][kThreads / kWarpLanes];
+  __shared__ float partials[2][2][kThreads / kWarpLanes];
   const int thread = static_cast<int>(threadIdx.x % kThreads);
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kTeams<kThreads> + threadIdx.x / kThreads;
-  if (row >= op.rows) return;
-  Raw8 raw[kKept];
-  const auto read = [&](int g, int64_t col, int n) { raw[g] = load8(op.x, row, col, n); };
-  if constexpr (kGroups > 0) each_group<kThreads, kGroups>(op.cols, thread, read);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kTeams<kThreads> + threadIdx.x / kThreads,
+                step = static_cast<int64_t>(gridDim.x) * kTeams<kThreads>;
+  Raw8 raw[kGroups];
+  const auto read = [&](int64_t row) {
+    each_group<kThreads, kGroups>(op.cols, thread,
+                                  [&](int g, int64_t col, int n) { raw[g] = load8(op.x, row, col, n); });
+  };
+  if (first < op.rows) read(first);
+  int turn = 0;  // of the partial results: a row's are read while the next one's are written
+  for (int64_t row = first; row < op.rows; row += step, turn ^= 1) {
+    float(&partial)[2][kThreads / kWarpLanes] = partials[turn];
+    Values8 v[kGroups];
+    float most = -INFINITY;
+    each_group<kThreads, kGroups>(op.cols, thread, [&](int g, int64_t, int n) {
+      v[g] = to_float(op.x, raw[g]);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        v[g].v[i] = i < n ? v[g].v[i] * op.scale : -INFINITY;
+        most = fmaxf(most, v[g].v[i]);
+      }
+    });
+    if (row + step < op.rows) read(row + step);
+    const float row_max = team_max<kThreads>(most, partial[0]);
+    float sum = 0.0f;
+    each_group<kThreads, kGroups>(op.cols, thread, [&](int g, int64_t, int) {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        v[g].v[i] = exp_of(v[g].v[i] - row_max);
+        sum += v[g].v[i];
+      }
+    });
+    sum = team_sum<kThreads>(sum, partial[1]);
+    // A row of nothing but -infinity is 0 / 0.
+    const float by = row_max == -INFINITY ? NAN : 1.0f / sum;
+    each_group<kThreads, kGroups>(op.cols, thread, [&](int g, int64_t col, int n) {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) v[g].v[i] *= by;
+      store8(op.y, row, col, n, v[g]);
+    });
+  }
+}
+
+// A longer row, which is read twice.
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads) softmax_long_kernel(SoftmaxParams op) {
+  __shared__ float partial[2][kThreads / kWarpLanes];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t row = blockIdx.x;
   OnlineSum online;
-  each_group<kThreads, kGroups>(op.cols, thread, [&](int g, int64_t col, int n) {
-    if constexpr (kGroups == 0) read(g, col, n);
-    Values8 v = to_float(op.x, raw[g]);
+  each_group<kThreads, 0>(op.cols, thread, [&](int, int64_t col, int n) {
+    Values8 v = to_float(op.x, load8(op.x, row, col, n));
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) v.v[i] *= op.scale;
     online.add(v, n);
   });
   const float row_max = team_max<kThreads>(online.max, partial[0]);
   const float row_sum = team_sum<kThreads>(online.sum_below(row_max), partial[1]);
-  // A row of nothing but -infinity is 0 / 0.
   const float by = row_max == -INFINITY ? NAN : 1.0f / row_sum;
-  each_group<kThreads, kGroups>(op.cols, thread, [&](int g, int64_t col, int n) {
-    if constexpr (kGroups == 0) read(g, col, n);
-    Values8 v = to_float(op.x, raw[g]);
+  each_group<kThreads, 0>(op.cols, thread, [&](int, int64_t col, int n) {
+    Values8 v = to_float(op.x, load8(op.x, row, col, n));
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) v.v[i] = exp_of(v.v[i] * op.scale - row_max) * by;
     store8(op.y, row, col, n, v);
@@ -88,8 +129,14 @@ void launch_softmax(const mr_softmax_args& args, const Launch& at) {
   const SoftmaxParams op{rows_of(args.x), rows_of(args.y), args.scale, args.rows, args.cols};
   with_team(args.cols, [&](auto team) {
     using Team = decltype(team);
-    softmax_kernel<Team::kThreads, Team::kGroups>
-        <<<team_ctas<Team>(args.rows), team_cta_threads<Team>(), 0, at.stream>>>(op);
+    if constexpr (Team::kGroups == 0) {
+      softmax_long_kernel<Team::kThreads>
+          <<<static_cast<unsigned>(args.rows), Team::kThreads, 0, at.stream>>>(op);
+    } else {
+      const auto kernel = softmax_kernel<Team::kThreads, Team::kGroups>;
+      kernel<<<resident_ctas<Team>(kernel, args.rows, at.device), team_cta_threads<Team>(), 0, at.stream>>>(
+          op);
+    }
   });
   check_launch("softmax_kernel");
 }

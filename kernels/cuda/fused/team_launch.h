@@ -1,7 +1,9 @@
 // Which team of threads takes a row, by the row's length alone: the choice fixes the order of its sums.
 #pragma once
 
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/fused/rows.cuh"
+#include "kernels/cuda/resources.h"
 
 namespace millrace::cuda {
 
@@ -28,6 +30,16 @@ unsigned team_ctas(int64_t rows) {
 template <class Team>
 constexpr unsigned team_cta_threads() {
   return Team::kThreads * kTeams<Team::kThreads>;
+}
+
+// CTAs of a kernel whose teams take rows gridDim apart: as many as the GPU holds at once.
+template <class Team, class Kernel>
+unsigned resident_ctas(Kernel* kernel, int64_t rows, const Device& device) {
+  int ctas = 0;  // of an SM
+  check_call(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, team_cta_threads<Team>(), 0),
+             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  const int64_t resident = int64_t{device.sm_count()} * ctas, all = team_ctas<Team>(rows);
+  return static_cast<unsigned>(all < resident ? all : resident);
 }
 
 }  // namespace millrace::cuda

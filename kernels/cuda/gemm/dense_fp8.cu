@@ -1,11 +1,10 @@
-// GEMM of e4m3 matrices with a scale for every 1 x 128 elements of a and 128 x 128 of b (DeepSeek V3's
-// recipe): the tensor cores sum 128 of K, whose sums are multiplied with both scales and added to float32
-// totals. (Hopper's e4m3 products keep some 14 bits of a sum: chains of 128 bound what that costs.)
+// GEMM of e4m3 matrices with a scale for every 1 x 128 elements of a and 128 x 128 of b: the mainloop is
+// fp8_mainloop.cuh's.
 //
-// Roofline: as dense_wgmma.cu, at twice its rate; 128 x 128 outputs, since a thread has 64 sums and 64
-// totals. Adding 64 sums to totals takes some 128 issue slots of each of four schedulers a stage, beside 512
-// cycles of products: the two warpgroups take turns at them.
-#include "kernels/cuda/gemm/dense_tile.cuh"
+// Roofline: as dense_wgmma.cu, at twice its rate: 1,024 cycles of the tensor cores a stage of 128 x 256, in
+// which 32 KB come from L2 to a CTA of a cluster of two. Adding 64 sums to totals takes some 128 issue slots
+// of each of four schedulers, beside 256 cycles of products.
+#include "kernels/cuda/gemm/fp8_mainloop.cuh"
 
 namespace millrace::cuda {
 namespace {
@@ -32,35 +31,21 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const bool leader = panels.leader();
     const int rank = static_cast<int>(blockIdx.x % Tile::kCtas);
     tile::each_tile<Tile::kCtas>(p.order, [&](tile::TileOrder::At tile) {
-      const int row = (tile.m * Tile::kCtas + rank) * Tile::kRows + warpgroup * 64;
-      const int column = tile.n * Tile::kColumns;
-      panels.template prefetch_residual<Tile::kColumns>(p, row, column);
-      // Rows outside multiply zeros: any scale will do.
-      const float* scales[2];
+      // Of a wide tile a warpgroup has all rows and half of the columns.
+      constexpr bool kWide = Tile::kWaves == 2;
+      const int row = (tile.m * Tile::kCtas + rank) * Tile::kRows + (kWide ? 0 : warpgroup * 64);
+      const int column = tile.n * Tile::kColumns + (kWide ? warpgroup * 128 : 0);
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        scales[half] =
-            p.a_scales + min(row + 16 * (warp % 4) + lane / 4 + 8 * half, p.m - 1) * p.a_scale_stride;
-      const float* column_scales = p.b_scales + column / 128 * p.b_scale_stride;
-      float total[Tile::kSums];
+      for (int wave = 0; wave < Tile::kWaves; ++wave)
+        panels.template prefetch_residual<128>(p, row + 64 * wave, column);
+      panels.warm_columns(p, column);
+      Fp8Scales<Tile::kWaves> scales(p.a_scales, p.a_scale_stride, row + 16 * (warp % 4) + lane / 4, p.m - 1,
+                                     p.b_scales + min(column, p.n - 1) / 128 * p.b_scale_stride, p.k_blocks,
+                                     lane);
+      float total[Tile::kWaves][64];
+      multiply_tile(at, scales, p.k_blocks, leader, total);
 #pragma unroll
-      for (int i = 0; i < Tile::kSums; ++i) total[i] = 0.0f;
-      float next[3] = {scales[0][0], scales[1][0], column_scales[0]};
-      for (int block = 0; block < p.k_blocks; ++block, at.advance()) {
-        float sum[Tile::kSums];
-        at.wait();
-        multiply_stage<ptx::WgmmaE4m3>(at, sum, true);
-        const float low = next[0] * next[2], high = next[1] * next[2];
-        if (block + 1 < p.k_blocks) {
-          next[0] = scales[0][block + 1], next[1] = scales[1][block + 1], next[2] = column_scales[block + 1];
-        }
-        ptx::wgmma_wait<0>();
-        ptx::fence_registers(sum);
-        if (leader) at.release(at.stage);
-#pragma unroll
-        for (int i = 0; i < Tile::kSums; ++i) total[i] = fmaf(sum[i], i % 4 < 2 ? low : high, total[i]);
-      }
-      panels.store(p, total, row, column);
+      for (int wave = 0; wave < Tile::kWaves; ++wave) panels.store(p, total[wave], row + 64 * wave, column);
     });
     if (leader) ptx::bulk_store_wait();
   }
@@ -73,11 +58,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 }  // namespace
 
 void launch_dense_fp8(const DenseGemm& op, const Launch& at) {
-  if (op.tile == 1 || (op.tile == 0 && op.m > 128)) {
-    using Tile = DenseTile<ptx::WgmmaE4m3, 128, 128, 2, false, false>;
+  // The tile whose waves take least: a wave of wide ones takes 1.95 times as long, and 2.3 stages to end.
+  const auto waves = [&](int64_t rows, int64_t columns, int64_t slots) {
+    return ((op.m + rows - 1) / rows * ((op.n + columns - 1) / columns) + slots - 1) / slots;
+  };
+  const int64_t sms = at.device.sm_count(), k_blocks = (op.k + 127) / 128;
+  const bool wide = waves(256, 256, sms / 2) * (195 * k_blocks + 230) < waves(128, 128, sms) * 100 * k_blocks;
+  if (op.tile == 1 || (op.tile == 0 && wide)) {
+    using Tile = Fp8WideTile<2>;
     return launch_dense_tile<Tile>("gemm_dense_fp8_kernel", gemm_dense_fp8_kernel<Tile>, op, at);
   }
-  using Tile = DenseTile<ptx::WgmmaE4m3, 128, 128, 1, false, false>;
+  using Tile = Fp8Tile<1>;
   launch_dense_tile<Tile>("gemm_dense_fp8_kernel", gemm_dense_fp8_kernel<Tile>, op, at);
 }
 

@@ -5,9 +5,10 @@
 // operands, 128-byte swizzle:
 //     K-major    [rows][128 bytes]: one box of a map
 //     MN-major   [64 outputs' chunk][64 rows of K][128 bytes]: a box for every 64 outputs
-// Sums that are only rounded leave through shared memory, 64 rows x 128 bytes of a warpgroup at a time, two
-// such panels in turn, by tensor copies that leave out what lies outside. Others leave by the same memory a
-// warp at a time, four rows of float32, and are finished as a lane reads four neighbours of a row.
+// Sums are finished in registers, 64 columns at a time (128 of e4m3), and leave through shared memory, 64
+// rows x 128 bytes of a warpgroup at a time, two such panels in turn, by tensor copies that leave out what
+// lies outside. With a residual they leave by the same memory a warp at a time, four rows of float32, and are
+// finished as a lane reads four neighbours of a row: whole lines of the residual.
 #pragma once
 
 #include <cuda.h>
@@ -64,6 +65,7 @@ struct DenseProblem {
   int32_t m, n, outputs, k_blocks;
   tile::TileOrder order;  // of a cluster's tiles
   int32_t gate_columns;   // of a tile, 0: all; its other half is `outputs` further on
+  bool by_rows;           // the epilogue goes by rows through shared memory
   const float *a_scales, *b_scales;
   int64_t a_scale_stride, b_scale_stride;
 };
@@ -240,10 +242,14 @@ struct DensePanels {
   }
   template <class Sum, int kSums>
   __device__ void store(const DenseProblem& p, Sum (&sum)[kSums], int32_t row, int32_t column, Ahead& ahead) {
-    if (!p.epilogue.plain()) {
-      finish(p, sum, row, column, ahead);
-    } else {
+    if (p.epilogue.plain()) {
       store_rounded(p, sum, row, column);
+    } else if (p.by_rows) {
+      finish(p, sum, row, column, ahead);
+    } else if (p.epilogue.out != DenseOut::kE4m3) {
+      finish_registers(p, sum, row, column);
+    } else if constexpr (Tile::kWarpgroupColumns % 128 == 0) {  // no others are asked for e4m3
+      finish_codes(p, sum, row, column);
     }
   }
   // They go 64 columns at a time by the same instructions, the next ones brought forward in registers: code
@@ -270,6 +276,164 @@ struct DensePanels {
     }
   }
 
+  // Bias, factors and activation where the sums are: 64 columns of outputs at a time, then the same way out
+  // as sums that are only rounded.
+  template <class Sum, int kSums>
+  __device__ void finish_registers(const DenseProblem& p, Sum (&sum)[kSums], int32_t row, int32_t column) {
+    const DenseEpilogue& e = p.epilogue;
+    const bool gated = p.gate_columns > 0;
+    const int g = lane / 4, t = lane % 4;
+    const int32_t first_row = row + 16 * warp + g;
+    float scale[2];
+    row_factors(p, first_row, scale);
+    int32_t at = gated ? column / 2 : column;
+#pragma unroll 1
+    for (int group = 0; group < (gated ? kSums / 64 : kSums / 32); ++group, at += 64) {
+      float y[32];
+      scale_and_bias<0>(p, sum, scale, at + 2 * t, gated ? p.outputs : p.n, y);
+      with_activation(e.activation, [&]<DenseActivation kActivation>() {
+        activate<kActivation, 0>(p, sum, scale, at + 2 * t, y);
+      });
+#pragma unroll
+      for (int i = 0; i < kSums - 32; ++i) sum[i] = sum[i + 32];
+      if (e.out == DenseOut::kF32) {
+        store_floats(p, y, row, at);
+      } else {
+        store_halves(p, y, row, at);
+      }
+    }
+  }
+  // y[32] of the sums from kFirst on, which have their bias; of gates with what they multiply.
+  template <DenseActivation kActivation, int kFirst, class Sum, int kSums>
+  __device__ void activate(const DenseProblem& p, const Sum (&sum)[kSums], const float (&scale)[2],
+                           int32_t at, float (&y)[32]) const {
+    if constexpr (is_gated(kActivation)) {
+      if constexpr (Tile::kTakesGates) {
+        float u[32];
+        scale_and_bias<kSums / 2 + kFirst>(p, sum, scale, at + p.outputs, p.n, u);
+        each_four(y, [&](Float4& v, const int(&i)[4]) {
+          v = dense_gate<kActivation>(p.epilogue, v, {{u[i[0]], u[i[1]], u[i[2]], u[i[3]]}});
+        });
+      }
+    } else if constexpr (kActivation != DenseActivation::kNone) {
+      each_four(y, [&](Float4& v, const int(&)[4]) { dense_activate<kActivation>(v); });
+    }
+  }
+  // The same to e4m3: 128 columns of outputs at a time, one panel, whose largest magnitude four lanes have.
+  template <class Sum, int kSums>
+  __device__ void finish_codes(const DenseProblem& p, Sum (&sum)[kSums], int32_t row, int32_t column) {
+    static_assert(kSums % 64 == 0);
+    const DenseEpilogue& e = p.epilogue;
+    const bool gated = p.gate_columns > 0;
+    const int g = lane / 4, t = lane % 4;
+    const int32_t first_row = row + 16 * warp + g, past = gated ? p.outputs : p.n;
+    float scale[2];
+    row_factors(p, first_row, scale);
+    int32_t at = gated ? column / 2 : column;
+#pragma unroll 1
+    for (int chunk = 0; chunk < (gated ? kSums / 128 : kSums / 64); ++chunk, at += 128) {
+      float low[32], high[32];
+      scale_and_bias<0>(p, sum, scale, at + 2 * t, past, low);
+      scale_and_bias<32>(p, sum, scale, at + 64 + 2 * t, past, high);
+      with_activation(e.activation, [&]<DenseActivation kActivation>() {
+        activate<kActivation, 0>(p, sum, scale, at + 2 * t, low);
+        activate<kActivation, 32>(p, sum, scale, at + 64 + 2 * t, high);
+      });
+#pragma unroll
+      for (int i = 0; i < kSums - 64; ++i) sum[i] = sum[i + 64];
+      float inverse[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float most = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          if (i / 2 % 2 == half) most = fmaxf(fmaxf(most, fabsf(low[i])), fabsf(high[i]));
+        }
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+        const float of = most / 448.0f;
+        inverse[half] = of > 0.0f ? 1.0f / of : 0.0f;
+        if (t == 0 && first_row + 8 * half < p.m && at < p.outputs)
+          e.out_scales[(first_row + 8 * half) * e.out_scale_stride + at / 128] = of;
+      }
+      uint8_t* const to = begin();
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {  // columns 8 (i / 2) + 2t and + 1 of row g + 8 (i % 2)
+        const auto r = static_cast<uint32_t>(16 * warp + g + i % 2 * 8);
+        const int k = i % 16 * 2;
+        const float2 pair = {(i < 16 ? low[k] : high[k]) * inverse[i % 2],
+                             (i < 16 ? low[k + 1] : high[k + 1]) * inverse[i % 2]};
+        *reinterpret_cast<uint16_t*>(to + ptx::swizzled(r, static_cast<uint32_t>(i / 2 * 8 + 2 * t))) =
+            __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
+      }
+      end(&p.c, at, row);
+    }
+  }
+  __device__ static void row_factors(const DenseProblem& p, int32_t row, float (&scale)[2]) {
+    const DenseEpilogue& e = p.epilogue;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t r = min(row + 8 * half, p.m - 1);
+      scale[half] = e.row_scales != nullptr ? e.alpha * e.row_scales[r] : e.alpha;
+    }
+  }
+  // f(four, where they are in y) of all fours in y[32]: columns 8j + 2t and + 1 of j and j + 1, of one row.
+  // They share a reciprocal, so they must be of one row, and the same four whatever the tile is.
+  template <class F>
+  __device__ static void each_four(float (&y)[32], F&& f) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const int first = k / 2 * 8 + k % 2 * 2;  // of two j a four of row g, then of row g + 8
+      const int i[4] = {first, first + 1, first + 4, first + 5};
+      Float4 v = {{y[i[0]], y[i[1]], y[i[2]], y[i[3]]}};
+      f(v, i);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) y[i[n]] = v.v[n];
+    }
+  }
+  // y = sum * factors + bias of sums from kFirst on; at: this lane's first column.
+  template <int kFirst, class Sum, int kSums>
+  __device__ void scale_and_bias(const DenseProblem& p, const Sum (&sum)[kSums], const float (&scale)[2],
+                                 int32_t at, int32_t past, float (&y)[32]) const {
+    const DenseEpilogue& e = p.epilogue;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) y[i] = static_cast<float>(sum[kFirst + i]);
+    float by[16];  // of columns 8 (k / 2) + k % 2
+    if (e.column_scales != nullptr) {
+      read_columns(e.column_scales, at, past, by);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) y[i] *= by[i / 4 * 2 + i % 2];
+    }
+    read_columns(e.bias, at, past, by);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) y[i] = fmaf(y[i], scale[i / 2 % 2], by[i / 4 * 2 + i % 2]);
+  }
+  // Zeros behind the end, or where there is no vector.
+  __device__ static void read_columns(const float* from, int32_t at, int32_t past, float (&to)[16]) {
+    const bool pairs = reinterpret_cast<uintptr_t>(from) % 8 == 0 && past % 2 == 0;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const int32_t c = at + k * 8;
+      if (from != nullptr && pairs && c < past) {
+        const float2 v = __ldg(reinterpret_cast<const float2*>(from + c));
+        to[2 * k] = v.x, to[2 * k + 1] = v.y;
+      } else {
+        to[2 * k] = from != nullptr && c < past ? __ldg(from + c) : 0.0f;
+        to[2 * k + 1] = from != nullptr && c + 1 < past ? __ldg(from + c + 1) : 0.0f;
+      }
+    }
+  }
+  // The vectors' lines of a tile's columns into L1, before its products: nothing else goes there meanwhile.
+  __device__ void warm_columns(const DenseProblem& p, int32_t column) const {
+    const DenseEpilogue& e = p.epilogue;
+    const float* from = warp == 0 ? e.bias : e.column_scales;
+    if (from == nullptr || warp > 1) return;
+    const bool gated = p.gate_columns > 0;
+    const int32_t part = lane * 8;  // a sector of L1
+    const int32_t half = gated && part >= Tile::kColumns / 2 ? 1 : 0;
+    const int32_t at = (gated ? column / 2 : column) + part + half * (p.outputs - Tile::kColumns / 2);
+    if (part < Tile::kColumns && at < p.n) ptx::warm_l1(from + at);
+  }
   // Lines of the residual on their way to L2 while the tile is multiplied; 64 rows x kColumns of this
   // warpgroup.
   template <int kColumns>
@@ -289,7 +453,7 @@ struct DensePanels {
   __device__ Ahead read_ahead(const DenseProblem& p, int32_t row, int32_t column) const {
     Ahead ahead{};
     const DenseEpilogue& e = p.epilogue;
-    if (e.plain()) return ahead;
+    if (!p.by_rows) return ahead;
     const bool gated = p.gate_columns > 0;
     const int32_t first = (gated ? column / 2 : column) + 4 * (lane % kLanes);
 #pragma unroll
@@ -477,7 +641,8 @@ DenseProblem dense_problem(const DenseGemm& op, const Launch& at) {
             ? dense_map(at.device, op.b, kBytes, op.n, op.k, op.ldb, 64)
             : dense_map(at.device, op.b, kBytes, op.k, op.n, op.ldb, Tile::kColumns / Tile::kCtas);
   const int64_t outputs = dense_outputs(op);
-  if (op.epilogue.plain())
+  p.by_rows = op.epilogue.residual != nullptr;  // so that whole lines of it are read
+  if (!p.by_rows)
     p.c = dense_map(at.device, op.c, dense_out_bytes(op.epilogue.out), outputs, op.m, op.ldc, 64);
   p.epilogue = op.epilogue;
   p.out = op.c;

@@ -14,7 +14,7 @@ int choose_tile(const DenseGemm& op, const Device& device) {
     const int64_t slots = device.sm_count() / ctas;
     return (m * n + slots - 1) / slots * (cycles * ((op.k + 63) / 64 + 12));
   };
-  const int64_t costs[3] = {cost(128, 256, 2, 1060), cost(128, 128, 1, 720), cost(64, 128, 1, 415)};
+  const int64_t costs[3] = {cost(128, 256, 2, 1060), cost(128, 128, 1, 560), cost(64, 128, 1, 460)};
   int best = 0;
   // A scale is that of 128 outputs: warpgroups of the last tile have 64.
   for (int i = 1; i < (op.epilogue.out == DenseOut::kE4m3 ? 2 : 3); ++i)

@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       const int column =
           tile.n * Tile::kColumns + (Tile::kSplitColumns ? warpgroup * Tile::kWarpgroupColumns : 0);
       panels.template prefetch_residual<Tile::kWarpgroupColumns>(p, row, column);
+      panels.warm_columns(p, column);
       typename Element::Sum sum[Tile::kSums];
       uint32_t before = 0;
       for (int block = 0; block < p.k_blocks; ++block, before = at.stage, at.advance()) {

@@ -106,13 +106,13 @@ __device__ void produce_grouped(const GroupedProblem& p, const DenseShared<Tile>
   }
 }
 
-// A warpgroup's 64 rows of an item, all or as many as there are.
+// 64 rows of an item from `first` on, all or as many as there are.
 template <class Tile, int kSums>
 __device__ void store_grouped(const GroupedProblem& p, DensePanels<Tile>& panels, const GroupedItem& item,
-                              float (&sum)[kSums]) {
-  const int first = panels.warpgroup * 64, rows = item.rows - first;
+                              int first, float (&sum)[kSums]) {
+  const int rows = item.rows - first;
   if (rows <= 0 || item.column >= p.dense.n) return;
-  if (rows >= 64) return panels.store(p.dense, sum, item.c_row + first, item.column);
+  if (rows >= 64) return panels.store_rounded(p.dense, sum, item.c_row + first, item.column);
   const DenseOut out = p.dense.epilogue.out;
   int column = item.column + 2 * (panels.lane % 4);
 #pragma unroll 1

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       ptx::wgmma_wait<0>();
       ptx::fence_registers(sum);
       if (leader && item.k_count > 0) at.release(before);
-      store_grouped(p, panels, item, sum);
+      store_grouped(p, panels, item, warpgroup * 64, sum);
     }
     if (leader) ptx::bulk_store_wait();  // shared memory stays until copies have read it
   }
