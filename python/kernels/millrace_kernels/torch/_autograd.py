@@ -327,6 +327,9 @@ def _(ctx, dy):
     d_x = d_bias = None
     rows = as_rows(dy)
     if ctx.needs_input_grad[0]:
+        if packed.device.type != "cpu" and ctx.type not in UNPACKED_ON_GPU:
+            raise NotImplementedError(f"millrace::linear_packed: no gradient of x with weights of {ctx.type} on a GPU, "
+                                      f"expected {', '.join(UNPACKED_ON_GPU)}")
         plain = ops.weight_unpack(packed, ctx.type, ctx.rows, ctx.cols)
         d_x = ops.matmul(rows, plain).reshape(*dy.shape[:-1], ctx.cols)
     if ctx.has_bias and ctx.needs_input_grad[5]:
@@ -334,7 +337,10 @@ def _(ctx, dy):
     return d_x, None, None, None, None, d_bias
 
 
-# A GPU's tiles give their weights by multiplying unit vectors, which is exact: those that the forward pass multiplied.
+# A GPU's tiles give their weights by multiplying unit vectors. Of other types a product rounds more than a weight may.
+UNPACKED_ON_GPU = ("f32", "f16", "bf16", "q8_0", "q4_0")
+
+
 @torch.library.custom_op("millrace::weight_unpack", mutates_args=())
 def weight_unpack(packed: torch.Tensor, type: str, rows: int, cols: int) -> torch.Tensor:
     """float32 [rows, cols] of what ops.weight_pack made."""
