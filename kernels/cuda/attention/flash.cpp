@@ -45,8 +45,6 @@ struct ForwardMemory {
 struct BackwardMemory {
   int32_t *counter, *tile_starts, *turns;
   float *lse_log2, *delta, *dq;
-  FlashVisit* visits = nullptr;
-  int32_t* visit_counts = nullptr;
   size_t bytes = 0;
 
   BackwardMemory(const mr_flash_problem& p, bool deterministic, void* base) {
@@ -60,11 +58,6 @@ struct BackwardMemory {
     lse_log2 = take<float>(base, rows);
     delta = take<float>(base, rows);
     dq = take<float>(base, rows * static_cast<size_t>(flash_backward_dim(p)));
-    if (p.blocks == nullptr) return;
-    const auto key_tiles = (static_cast<size_t>(p.max_k) + kFlashBackwardKeys - 1) / kFlashBackwardKeys;
-    visits = reinterpret_cast<FlashVisit*>(take<uint8_t>(base, tiles * key_tiles * kFlashVisitBytes));
-    visit_counts =
-        take<int32_t>(base, static_cast<size_t>(p.batch) * static_cast<size_t>(p.kv_heads) * key_tiles);
   }
 
  private:
@@ -138,13 +131,7 @@ const char* flash_backward_lacks(const mr_flash_problem& problem, const Device& 
       problem.value_dim % 8 != 0) {
     return "no backward kernel for these head sizes; multiples of 8 up to 128 have one";
   }
-  if (problem.blocks != nullptr && problem.softcap > 0.0f) {
-    return "no backward kernel for block-sparse calls with a soft cap; softcap 0 has one";
-  }
-  // What a FlashVisit has room for.
-  if (problem.blocks != nullptr && (problem.heads / problem.kv_heads >= 4096 || problem.max_k >= 1 << 26)) {
-    return "no backward kernel for block-sparse calls with 4096 heads or more a group or 2^26 keys or more";
-  }
+  if (problem.blocks != nullptr) return "no backward kernel for block-sparse calls; blocks NULL has one";
   return nullptr;
 }
 
@@ -170,9 +157,7 @@ void launch_flash_backward(const mr_flash_problem& problem, const mr_flash_tenso
                                memory.turns,
                                memory.lse_log2,
                                memory.delta,
-                               memory.dq,
-                               memory.visits,
-                               memory.visit_counts};
+                               memory.dq};
   problem.type == MR_BF16 ? launch_flash_backward_bf16(call, at) : launch_flash_backward_f16(call, at);
 }
 

@@ -16,21 +16,18 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/attention/flash_backward_call.h"
-#include "kernels/cuda/attention/flash_backward_visits.cuh"
 #include "kernels/cuda/attention/flash_schedule.cuh"
 #include "kernels/cuda/ptx/bulk_reduce.cuh"
 
 namespace millrace::cuda {
 
-inline constexpr int kFlashBackwardConsumers = 2;
+inline constexpr int kFlashBackwardKeys = 128, kFlashBackwardConsumers = 2;
 
 // Tiles of kTileQueries; head sizes up to kPaddedDim, the rest reads as zeros. kSoftcap: scores are capped.
-// kBlocks: which tiles see one another is in lists (flash_backward_visits.cuh).
-template <class ElementType, int kPaddedDim, int kTileQueries, bool kSoftcap, bool kBlocks = false>
+template <class ElementType, int kPaddedDim, int kTileQueries, bool kSoftcap>
 struct FlashBackwardConfig {
   using Element = ElementType;
-  static constexpr bool kCapped = kSoftcap, kSparse = kBlocks;
+  static constexpr bool kCapped = kSoftcap;
   // dS from probabilities that have been rounded for dV: their float32 would not fit the registers.
   static constexpr bool kRoundedProbs = kTileQueries == 128 && !kCapped;
   static constexpr int kDim = kPaddedDim, kQueries = kTileQueries, kKeys = kFlashBackwardKeys, kStages = 2;
@@ -62,12 +59,11 @@ struct FlashBackwardParams {
   FlashShape shape;
   FlashSchedule schedule;
   int32_t head_dim, value_dim;
-  bool ascending;            // any order: tickets from the first keys on, each from its last queries on
+  bool ascending;            // tickets from the first keys on
   const float *lse, *delta;  // [batch, heads, query_tiles * kQueries]: lse log2 e, rowsum(dO * O)
   float* dq;                 // [batch, heads, query_tiles][kDqFloats], in the order of fragments
   int32_t* turns;            // [batch, heads, query_tiles]: how many have added; null: any order
   int32_t query_tiles;
-  FlashVisits visits;  // kSparse
   FlashStrides dk_strides, dv_strides;
   void *dk, *dv;
 };
@@ -153,54 +149,7 @@ struct FlashBackwardItem {
   __device__ FlashBackwardItem(const FlashBackwardParams& p, const int4& at)
       : b(at.x), kv_head(at.y), tile(at.z), seq(p.shape, at.x), tiles(p.shape, seq, at.z) {}
   __device__ int32_t per_head() const { return tiles.past - tiles.first; }
-  __device__ int32_t steps(const FlashBackwardParams& p) const {
-    if constexpr (C::kSparse) return p.visits.counts[p.visits.list(p.shape, b, kv_head, tile)];
-    return per_head() * p.shape.group;
-  }
-};
-
-// Goes over a CTA's steps.
-template <class C>
-class FlashBackwardSteps {
- public:
-  int32_t in_group = 0, tile = 0;  // which head of the group, which of its tiles of queries
-  uint32_t seen = ~0u;             // kSparse: see FlashVisit
-  __device__ FlashBackwardSteps(const FlashBackwardParams& p, const FlashBackwardItem<C>& item)
-      : p_(p), item_(item), left_(item.steps(p)) {
-    if constexpr (C::kSparse) {
-      next_at_ = p.visits.entries + p.visits.list(p.shape, item.b, item.kv_head, item.tile) * p.visits.stride;
-      if (left_ > 0) next_ = *next_at_++;
-    }
-    take();
-  }
-  __device__ bool left() const { return left_ > 0; }
-  __device__ void next() {
-    --left_;
-    if constexpr (!C::kSparse) {
-      if (++in_head_ == item_.per_head()) in_head_ = 0, ++in_group;
-    }
-    take();
-  }
-  // Who adds dQ of this step: from the last tile of keys that its queries see to the first.
-  __device__ int32_t turn() const {
-    if constexpr (C::kSparse) return turn_;
-    return FlashQueryTiles<C>::past_key_tile(p_.shape, item_.seq, tile) - 1 - item_.tile;
-  }
-
- private:
-  __device__ void take() {
-    if constexpr (C::kSparse) {
-      in_group = next_.in_group(), tile = next_.tile(), seen = next_.seen(), turn_ = next_.turn();
-      if (left_ > 1) next_ = *next_at_++;  // on its way during the step
-    } else {
-      tile = p_.ascending ? item_.tiles.past - 1 - in_head_ : item_.tiles.first + in_head_;
-    }
-  }
-  const FlashBackwardParams& p_;
-  const FlashBackwardItem<C>& item_;
-  int32_t left_, in_head_ = 0, turn_ = 0;
-  const FlashVisit* next_at_ = nullptr;
-  FlashVisit next_{0, 0};
+  __device__ int32_t steps(const FlashShape& s) const { return per_head() * s.group; }
 };
 
 template <class C>
@@ -220,24 +169,27 @@ __device__ void flash_backward_load(const FlashBackwardParams& p, const FlashBac
                      keys.c3, 0, shared.keys_full());
   }
   uint32_t n = 0;
-  for (FlashBackwardSteps<C> step(p, item); step.left(); step.next(), ++n) {
-    const int32_t head = item.kv_head * s.group + step.in_group, tile = step.tile;
+  for (int32_t g = 0; g < s.group; ++g) {
+    const int32_t head = item.kv_head * s.group + g;
     const FlashRows rows =
         flash_rows(s.cu_q != nullptr, s.max_q, item.seq.q_start, item.seq.q_len, head, item.b);
-    const int64_t tile_at = (int64_t{item.b} * s.heads + head) * p.query_tiles + tile;
-    for (const bool gradients : {false, true}) {
-      uint64_t* full = shared.full(gradients, n);
-      ptx::barrier_wait(shared.empty(gradients, n), n / C::kStages % 2 ^ 1);
-      if (lane == 0) {
-        ptx::barrier_arrive_expect(full, C::kQueryBytes + C::kRowBytes);
-        ptx::bulk_copy_kept(gradients ? shared.delta(n) : shared.lse(n),
-                            (gradients ? p.delta : p.lse) + tile_at * C::kQueries, C::kRowBytes, full);
-      }
-      __syncwarp();
-      if (lane < C::kParts) {
-        ptx::tma_load_5d((gradients ? shared.gradients(n) : shared.queries(n)) + lane * C::kQueryPartBytes,
-                         gradients ? &p.d_out : &p.q, lane * kFlashPart, rows.row + tile * C::kQueries,
-                         rows.c2, rows.c3, 0, full);
+    const int64_t tile_at = (int64_t{item.b} * s.heads + head) * p.query_tiles;
+    for (int32_t tile = item.tiles.first; tile < item.tiles.past; ++tile, ++n) {
+      for (const bool gradients : {false, true}) {
+        uint64_t* full = shared.full(gradients, n);
+        ptx::barrier_wait(shared.empty(gradients, n), n / C::kStages % 2 ^ 1);
+        if (lane == 0) {
+          ptx::barrier_arrive_expect(full, C::kQueryBytes + C::kRowBytes);
+          ptx::bulk_copy_kept(gradients ? shared.delta(n) : shared.lse(n),
+                              (gradients ? p.delta : p.lse) + (tile_at + tile) * C::kQueries, C::kRowBytes,
+                              full);
+        }
+        __syncwarp();
+        if (lane < C::kParts) {
+          ptx::tma_load_5d((gradients ? shared.gradients(n) : shared.queries(n)) + lane * C::kQueryPartBytes,
+                           gradients ? &p.d_out : &p.q, lane * kFlashPart, rows.row + tile * C::kQueries,
+                           rows.c2, rows.c3, 0, full);
+        }
       }
     }
   }
@@ -249,26 +201,28 @@ __device__ void flash_backward_add(const FlashBackwardParams& p, const FlashBack
                                    const FlashBackwardItem<C>& item, uint32_t parity) {
   const FlashShape& s = p.shape;
   uint32_t n = 0;
-  for (FlashBackwardSteps<C> step(p, item); step.left(); step.next(), ++n) {
-    if (n % 2 != parity) continue;
-    const int64_t tile_at =
-        (int64_t{item.b} * s.heads + item.kv_head * s.group + step.in_group) * p.query_tiles + step.tile;
-    ptx::barrier_wait(shared.dq_full(n), n / 2 % 2);
-    int32_t turn = 0;
-    if (p.turns != nullptr) {
-      turn = step.turn();
-      while (ptx::load_acquire(p.turns + tile_at) != turn) {
+  for (int32_t g = 0; g < s.group; ++g) {
+    const int64_t tile_at = (int64_t{item.b} * s.heads + item.kv_head * s.group + g) * p.query_tiles;
+    for (int32_t tile = item.tiles.first; tile < item.tiles.past; ++tile, ++n) {
+      if (n % 2 != parity) continue;
+      ptx::barrier_wait(shared.dq_full(n), n / 2 % 2);
+      // From the last tile of keys that these queries see to the first.
+      int32_t turn = 0;
+      if (p.turns != nullptr) {
+        turn = FlashQueryTiles<C>::past_key_tile(s, item.seq, tile) - 1 - item.tile;
+        while (ptx::load_acquire(p.turns + tile_at + tile) != turn) {
+        }
+        ptx::fence_bulk_copies();
       }
-      ptx::fence_bulk_copies();
-    }
-    ptx::bulk_add(p.dq + tile_at * C::kDqFloats, shared.dq(n), C::kDqFloats * 4);
-    ptx::bulk_store_commit();
-    ptx::bulk_store_wait();
-    ptx::barrier_arrive(shared.dq_empty(n));
-    if (p.turns != nullptr) {
-      ptx::bulk_written();
-      ptx::fence_bulk_copies();
-      ptx::store_release(p.turns + tile_at, turn + 1);
+      ptx::bulk_add(p.dq + (tile_at + tile) * C::kDqFloats, shared.dq(n), C::kDqFloats * 4);
+      ptx::bulk_store_commit();
+      ptx::bulk_store_wait();
+      ptx::barrier_arrive(shared.dq_empty(n));
+      if (p.turns != nullptr) {
+        ptx::bulk_written();
+        ptx::fence_bulk_copies();
+        ptx::store_release(p.turns + tile_at + tile, turn + 1);
+      }
     }
   }
   ptx::bulk_written();
@@ -295,8 +249,9 @@ class FlashBackwardConsumer {
     float dk[kSums], dv[kSums];
 #pragma unroll
     for (int i = 0; i < kSums; ++i) dk[i] = dv[i] = 0.0f;
+    const int32_t steps = item_.steps(p_.shape);
     ptx::barrier_wait(shared_.keys_full(), 0);
-    mainloop(dk, dv);
+    if (steps > 0) mainloop(steps, dk, dv);
     store(p_.dv, p_.dv_strides, p_.value_dim, 1.0f, dv);
     store(p_.dk, p_.dk_strides, p_.head_dim, p_.shape.scale, dk);
   }
@@ -321,11 +276,11 @@ class FlashBackwardConsumer {
     whole_past_ = first + 64 <= seq.k_len ? first - seq.offset() + s.window_left + 1 : 0;
   }
 
-  __device__ __forceinline__ void mainloop(float (&dk)[kSums], float (&dv)[kSums]) {
+  __device__ __forceinline__ void mainloop(int32_t steps, float (&dk)[kSums], float (&dv)[kSums]) {
     float score[kScores];
     uint32_t prob[kSteps][4], ds[kSteps][4];
-    uint32_t n = 0;
-    for (FlashBackwardSteps<C> step(p_, item_); step.left(); step.next(), ++n) {
+    int32_t tile = item_.tiles.first;
+    for (uint32_t n = 0; n < static_cast<uint32_t>(steps); ++n) {
       {
         float dp[kScores];
         ptx::barrier_wait(shared_.full(false, n), n / C::kStages % 2);
@@ -334,7 +289,7 @@ class FlashBackwardConsumer {
         multiply_scores(shared_.base + C::kValuesAt, shared_.gradients(n), dp);
         ptx::wgmma_wait<1>();
         ptx::fence_registers(score);
-        exponentiate(step.tile, step.seen, shared_.lse(n), score, prob);
+        exponentiate(tile, shared_.lse(n), score, prob);
         ptx::fence_registers(dv);
         multiply_add(prob, shared_.gradients(n), dv);
         ptx::wgmma_wait<1>();
@@ -358,6 +313,7 @@ class FlashBackwardConsumer {
       ptx::fence_registers(dk);
       ptx::fence_registers(ds);
       arrive(shared_.empty(false, n));
+      if (++tile == item_.tiles.past) tile = item_.tiles.first;
     }
   }
 
@@ -404,8 +360,8 @@ class FlashBackwardConsumer {
   }
 
   // Scores become probabilities, also rounded in prob; of a soft cap, times its derivative 1 - tanh^2.
-  __device__ __forceinline__ void exponentiate(int32_t tile, uint32_t seen, const float* lse,
-                                               float (&score)[kScores], uint32_t (&prob)[kSteps][4]) const {
+  __device__ __forceinline__ void exponentiate(int32_t tile, const float* lse, float (&score)[kScores],
+                                               uint32_t (&prob)[kSteps][4]) const {
     const FlashShape& s = p_.shape;
     const float* at = lse + thread_ % 4 * 2;
     const float in = C::kCapped ? s.scale / s.softcap : 0.0f, out = s.softcap * kFlashLog2e;
@@ -415,12 +371,7 @@ class FlashBackwardConsumer {
     }
     const float factor = C::kCapped ? 1.0f : s.scale_log2;
     const int32_t query = tile * C::kQueries;
-    bool whole = query >= whole_first_ && query + C::kQueries <= whole_past_;
-    if constexpr (C::kSparse) {
-      seen >>= warpgroup_;
-      whole = whole && (seen & 5u) == 5u;
-    }
-    if (!whole) mask(query, seen, factor, score);
+    if (query < whole_first_ || query + C::kQueries > whole_past_) mask(query, factor, score);
     if constexpr (C::kCapped) {
       const float inverse = 1.0f / out;
 #pragma unroll
@@ -447,9 +398,7 @@ class FlashBackwardConsumer {
       round_to(score, prob);
     }
   }
-  // seen: bit 0, whether the tile's first 64 queries have these keys in their lists, bit 2, the others.
-  __device__ __forceinline__ void mask(int32_t query, uint32_t seen, float factor,
-                                       float (&score)[kScores]) const {
+  __device__ __forceinline__ void mask(int32_t query, float factor, float (&score)[kScores]) const {
     const float hidden = factor < 0.0f ? INFINITY : -INFINITY;
     const int32_t from = query + thread_ % 4 * 2;
 #pragma unroll
@@ -459,9 +408,7 @@ class FlashBackwardConsumer {
       for (int i = 0; i < kScores / 2; ++i) {
         const int column = i / 2 * 8 + i % 2;
         float& x = score[i / 2 * 4 + 2 * r + i % 2];
-        bool shown = column >= low && column < past;
-        if constexpr (C::kSparse) shown = shown && (seen & (column < 64 ? 1u : 4u)) != 0;
-        x = shown ? x : hidden;
+        x = column >= low && column < past ? x : hidden;
       }
     }
   }

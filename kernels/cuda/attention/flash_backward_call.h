@@ -6,10 +6,6 @@
 
 namespace millrace::cuda {
 
-struct FlashVisit;
-// Keys of a tile, and bytes of what a tile of queries has of it (flash_backward_visits.cuh).
-inline constexpr int kFlashBackwardKeys = 128, kFlashVisitBytes = 8;
-
 // Queries of a tile, and the head size that rows are padded to in shared memory.
 inline constexpr int32_t flash_backward_dim(const mr_flash_problem& p) {
   return p.head_dim <= 64 && p.value_dim <= 64 ? 64 : 128;
@@ -27,9 +23,6 @@ struct FlashBackwardCall {
   // flash_backward.cuh.
   int32_t *counter, *tile_starts, *turns;
   float *lse_log2, *delta, *dq;
-  // Block-sparse; else null.
-  FlashVisit* visits;
-  int32_t* visit_counts;
 };
 
 void launch_flash_backward_bf16(const FlashBackwardCall& call, const Launch& at);

@@ -74,19 +74,6 @@ void launch_flash_backward_as(const FlashBackwardCall& call, const Launch& at) {
     p.query_tiles = query_tiles;
     p.dk = g.d_k.data, p.dv = g.d_v.data;
     p.dk_strides = flash_strides(g.d_k, ragged_k), p.dv_strides = flash_strides(g.d_v, ragged_k);
-    if constexpr (C::kSparse) {
-      const mr_flash_blocks& blocks = *problem.blocks;
-      p.visits = {call.visits, call.visit_counts, static_cast<int32_t>(key_tiles),
-                  int64_t{p.shape.group} * query_tiles};
-      const int64_t lists = key_tiles * problem.kv_heads * problem.batch;
-      flash_visits_kernel<C::kQueries>
-          <<<static_cast<unsigned>((lists + kFlashVisitWarps - 1) / kFlashVisitWarps),
-             kFlashVisitWarps * kWarpLanes, 0, at.stream>>>(
-              shape,
-              FlashLists{blocks.block_q, blocks.block_k, blocks.q_blocks, blocks.row_starts, blocks.columns},
-              p.visits);
-      check_launch("flash_visits_kernel");
-    }
     flash_plan_kernel<<<1, kFlashPlanThreads, 0, at.stream>>>(problem.cu_k, problem.batch, C::kKeys,
                                                               call.counter, call.tile_starts);
     check_launch("flash_plan_kernel");
@@ -109,17 +96,16 @@ void launch_flash_backward_as(const FlashBackwardCall& call, const Launch& at) {
   }
 }
 
-template <class Element, bool kCapped, bool kSparse = false>
+template <class Element, bool kCapped>
 void launch_flash_backward_dims(const FlashBackwardCall& call, const Launch& at) {
   if (flash_backward_dim(call.problem) == 64) {
-    launch_flash_backward_as<FlashBackwardConfig<Element, 64, 128, kCapped, kSparse>>(call, at);
+    launch_flash_backward_as<FlashBackwardConfig<Element, 64, 128, kCapped>>(call, at);
   } else {
-    launch_flash_backward_as<FlashBackwardConfig<Element, 128, 64, kCapped, kSparse>>(call, at);
+    launch_flash_backward_as<FlashBackwardConfig<Element, 128, 64, kCapped>>(call, at);
   }
 }
 template <class Element>
 void launch_flash_backward_type(const FlashBackwardCall& call, const Launch& at) {
-  if (call.problem.blocks != nullptr) return launch_flash_backward_dims<Element, false, true>(call, at);
   call.problem.softcap > 0.0f ? launch_flash_backward_dims<Element, true>(call, at)
                               : launch_flash_backward_dims<Element, false>(call, at);
 }

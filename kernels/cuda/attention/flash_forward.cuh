@@ -429,7 +429,8 @@ class FlashForwardConsumer {
   __device__ __forceinline__ void begin_scales(const FlashSequence& seq, const FlashSchedule::Item& at) {
     const FlashShape& s = p_.shape;
     const int32_t kv_head = p_.pack > 1 ? at.head : at.head / s.group;
-    first_block_ = (at.b * s.kv_heads + kv_head) * p_.key_blocks;
+    const int64_t blocks = (int64_t{at.b} * s.kv_heads + kv_head) * p_.key_blocks;
+    k_scales_ = p_.k_scales + blocks, v_scales_ = p_.v_scales + blocks;
     const int64_t first = s.cu_q != nullptr ? seq.q_start : int64_t{at.b} * s.max_q;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -438,20 +439,18 @@ class FlashForwardConsumer {
     }
   }
 
-  // As mainloop, but every tile's P V has sums of its own. P V is done by the time the next tile's maxima are
-  // known; its sums are added and probabilities rounded between exponentials, which take eight cycles each.
+  // As mainloop, but every tile's P V has sums of its own.
   __device__ __forceinline__ void mainloop_of_codes(const FlashKeyTiles<C>& tiles, float (&acc)[kSums]) {
-    float score[kScores], part[kSums];
+    float score[kScores], part[kSums], alpha[2];
     uint32_t prob[kSteps][4];
-    Softmax now, next;
     float2 scales = scales_of(tiles.past - 1);
     key_ring().wait_full(Round::at(n_));
     multiply_qk(n_, score);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(score);
     leave(key_ring(), Round::at(n_));
-    now = find_maxima((tiles.past - 1) * C::kTileKeys, scales, score);
-    exponentiate<false>(now, now, score, prob, part, acc);
+    softmax_of_codes((tiles.past - 1) * C::kTileKeys, scales, score, alpha);
+    round_probs(score, prob);
     for (int32_t tile = tiles.past - 2; tile >= tiles.first; --tile) {
       scales = scales_of(tile);
       key_ring().wait_full(Round::at(n_ + 1));
@@ -463,14 +462,17 @@ class FlashForwardConsumer {
       ptx::wgmma_wait<1>();
       ptx::fence_registers(score);
       leave(key_ring(), Round::at(n_ + 1));
-      next = find_maxima(tile * C::kTileKeys, scales, score);
+      float next[2];
+      softmax_of_codes(tile * C::kTileKeys, scales, score, next);
+      ptx::fence_registers(score);
       ptx::wgmma_wait<0>();
       ptx::fence_registers(part);
       ptx::fence_registers(prob);
       leave(value_ring(), Round::at(n_));
       ++n_;
-      exponentiate<true>(next, now, score, prob, part, acc);
-      now = next;
+      round_probs(score, prob);
+      add_part(alpha, part, acc);
+      alpha[0] = next[0], alpha[1] = next[1];
     }
     leave(shared_.rings().queries, QueryRound::at(n_queries_));
     value_ring().wait_full(Round::at(n_));
@@ -480,12 +482,16 @@ class FlashForwardConsumer {
     ptx::fence_registers(prob);
     leave(value_ring(), Round::at(n_));
     ++n_;
+    add_part(alpha, part, acc);
+  }
+  __device__ __forceinline__ static void add_part(const float (&alpha)[2], const float (&part)[kSums],
+                                                  float (&acc)[kSums]) {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) acc[i] = fmaf(acc[i], now.alpha[i / 2 % 2], part[i]);
+    for (int i = 0; i < kSums; ++i) acc[i] = fmaf(acc[i], alpha[i / 2 % 2], part[i]);
   }
   // Of the tile's keys and values.
   __device__ __forceinline__ float2 scales_of(int32_t tile) const {
-    return {__ldg(p_.k_scales + first_block_ + tile), __ldg(p_.v_scales + first_block_ + tile)};
+    return {__ldg(k_scales_ + tile), __ldg(v_scales_ + tile)};
   }
 
   // Where the tile's keys begin, and of a list its second half.
@@ -571,72 +577,43 @@ class FlashForwardConsumer {
       row_sum_[r] = fmaf(row_sum_[r], alpha[r], (sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
   }
-  // The softmax of a tile of codes. Probabilities are times 2^kShift and the values' scale, over the largest
-  // of them; row_max_ is the log2 of that, row_sum_ is times 2^kShift.
-  struct Softmax {
-    float factor[2], from[2];  // a probability is exp2(score * factor - from)
-    float alpha[2];            // by what sums are rescaled before this tile's are added
-    float inverse;             // 1 / the values' scale
-  };
-  __device__ __forceinline__ Softmax find_maxima(int32_t key, const float2& scales, float (&score)[kScores]) {
+  // The same of codes; scales: of the tile's keys and values. Probabilities are times 2^kShift and the
+  // values' scale, over the largest of them; row_max_ is the log2 of that, row_sum_ times 2^kShift.
+  __device__ __forceinline__ void softmax_of_codes(int32_t key, const float2& scales, float (&score)[kScores],
+                                                   float (&alpha)[2]) {
     const FlashShape& s = p_.shape;
-    Softmax x;
     // Not zero, which would make NaN of what is hidden.
-    x.factor[0] = q_factor_[0] * scales.x, x.factor[1] = q_factor_[1] * scales.x;
+    float factor[2] = {q_factor_[0] * scales.x, q_factor_[1] * scales.x};
     if (s.softcap > 0.0f || s.scale_log2 < 0.0f) {
-      const float out = s.softcap * kFlashLog2e, in = 1.0f / out;
+      const float out = s.softcap * kFlashLog2e;
 #pragma unroll
       for (int i = 0; i < kScores; ++i) {
-        score[i] *= x.factor[i / 2 % 2];
-        if (s.softcap > 0.0f) score[i] = out * flash_tanh(score[i] * in);
+        score[i] *= factor[i / 2 % 2];
+        if (s.softcap > 0.0f) score[i] = out * flash_tanh(score[i] / out);
       }
-      x.factor[0] = x.factor[1] = 1.0f;
+      factor[0] = factor[1] = 1.0f;
     }
     if (key < whole_first_ || key + C::kTileKeys > whole_past_) mask(int2{key, 0}, score);
-    const float value_log2 = fmaxf(log2f(scales.y), -120.0f);
-    x.inverse = ptx::exp2_approx(-value_log2);
-    float tile_max[8];
+    const float value_log2 = fmaxf(log2f(scales.y), -120.0f), inverse = ptx::exp2_approx(-value_log2);
+    float tile_max[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) tile_max[i % 8] = i < 8 ? score[i] : fmaxf(tile_max[i % 8], score[i]);
+    for (int i = 0; i < kScores; ++i) tile_max[i / 2 % 2] = fmaxf(tile_max[i / 2 % 2], score[i]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float* m = tile_max + 2 * r;
-      const float top = tile::quad_max(fmaxf(fmaxf(m[0], m[1]), fmaxf(m[4], m[5])));
-      x.factor[r] = fmaxf(x.factor[r], 1e-37f);
-      const float new_max = fmaxf(row_max_[r], fmaf(top, x.factor[r], value_log2));
-      const float base = new_max == -INFINITY ? 0.0f : new_max;
-      x.from[r] = base - value_log2 - kShift;
-      x.alpha[r] = ptx::exp2_approx(row_max_[r] - base);
+      const float by = fmaxf(factor[r], 1e-37f);
+      const float new_max = fmaxf(row_max_[r], fmaf(tile::quad_max(tile_max[r]), by, value_log2));
+      const float base = new_max == -INFINITY ? 0.0f : new_max, from = base - value_log2 - kShift;
+      alpha[r] = ptx::exp2_approx(row_max_[r] - base);
       row_max_[r] = new_max;
-    }
-    return x;
-  }
-  // Scores become probabilities in prob; kAdd: meanwhile the tile before's P V joins the sums.
-  template <bool kAdd>
-  __device__ __forceinline__ void exponentiate(const Softmax& x, const Softmax& before,
-                                               float (&score)[kScores], uint32_t (&prob)[kSteps][4],
-                                               const float (&part)[kSums], float (&acc)[kSums]) {
-    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < 4 * kSteps; ++i) {
-      // Of 16 keys a lane has 2t, 2t + 1, 2t + 8, 2t + 9: the order of values.
-      const int r = i % 2;
-      float* p = score + i / 2 * 8 + r * 2;
-#pragma unroll
-      for (const int e : {0, 1, 4, 5}) p[e] = ptx::exp2_approx(fmaf(p[e], x.factor[r], -x.from[r]));
-      sums[2 * r] += p[0] + p[1], sums[2 * r + 1] += p[4] + p[5];
-      prob[i / 4][i % 4] = ptx::pack_e4m3(p[0], p[1], p[4], p[5]);
-      if constexpr (kAdd) {
-        constexpr int kEach = kSums / (4 * kSteps);
-#pragma unroll
-        for (int j = i * kEach; j < (i + 1) * kEach; ++j) {
-          acc[j] = fmaf(acc[j], before.alpha[j / 2 % 2], part[j]);
-        }
+      for (int j = 0; j < kScores / 4; ++j) {
+        float* p = score + 4 * j + 2 * r;
+        p[0] = ptx::exp2_approx(fmaf(p[0], by, -from));
+        p[1] = ptx::exp2_approx(fmaf(p[1], by, -from));
+        sums[j % 2 * 2] += p[0], sums[j % 2 * 2 + 1] += p[1];
       }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      row_sum_[r] = fmaf(row_sum_[r], x.alpha[r], (sums[2 * r] + sums[2 * r + 1]) * x.inverse);
+      row_sum_[r] = fmaf(row_sum_[r], alpha[r], ((sums[0] + sums[1]) + (sums[2] + sums[3])) * inverse);
     }
   }
   __device__ __forceinline__ void mask(const int2& keys, float (&score)[kScores]) const {
@@ -659,7 +636,12 @@ class FlashForwardConsumer {
                                                      uint32_t (&prob)[kSteps][4]) {
 #pragma unroll
     for (int i = 0; i < 4 * kSteps; ++i) {
-      prob[i / 4][i % 4] = flash_pack<Element>(score[2 * i], score[2 * i + 1]);
+      if constexpr (C::kCodes) {  // of 16 keys a lane has 2t, 2t + 1, 2t + 8, 2t + 9: the order of values
+        const float* p = score + i / 2 * 8 + i % 2 * 2;
+        prob[i / 4][i % 4] = ptx::pack_e4m3(p[0], p[1], p[4], p[5]);
+      } else {
+        prob[i / 4][i % 4] = flash_pack<Element>(score[2 * i], score[2 * i + 1]);
+      }
     }
   }
 
@@ -741,9 +723,9 @@ class FlashForwardConsumer {
   int32_t query_[2], first_key_[2], past_key_[2];
   int32_t whole_first_, whole_past_;
   float row_max_[2], row_sum_[2];  // row_sum_ is this lane's part
-  // kCodes: a row's scale times that of scores, and where the scales of the sequence's keys begin.
+  // kCodes: a row's scale times that of scores, and those of the sequence's blocks of keys.
   float q_factor_[2];
-  int32_t first_block_;
+  const float *k_scales_, *v_scales_;
 };
 
 #endif  // MILLRACE_HAS_WGMMA
