@@ -2,12 +2,16 @@
 """TFLOP/s of attention over tensors (millrace/kernels/flash_attention.h) on this machine's GPU beside torch's
 scaled_dot_product_attention with the cuDNN and flash backends, in the same run.
 
-    bench/flash_attention.py LIBRARY [LIBRARY ...] [--what forward|backward|decode] [--match d128] [--no-torch]
+    bench/flash_attention.py LIBRARY [LIBRARY ...] [--what forward|backward|decode|error] [--dtype bf16|f16|e4m3]
+                             [--match d128] [--blocks 128] [--no-torch]
 
 16k tokens in all. Operations: 4 x pairs x dim x heads, pairs of query and key that the mask shows (half of them where
-causal), backward 2.5 times that. Medians of events around each call, after warming up. decode: GB/s of keys and values.
+causal), backward 2.5 times that. Medians of events around each call, after warming up. decode: GB/s of keys and
+values. error: of E4M3 with outliers, against float64. Quantizing is not in the time of e4m3, transposing its values is;
+torch's figures are bf16's.
 """
 import argparse
+import ctypes
 import math
 import os
 import re
@@ -16,7 +20,7 @@ import warnings
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "gpu"))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from flash_attention_test import BF16, F16, Gradients, Library, Problem, tensor_of  # noqa: E402
+from flash_attention_test import BF16, E4M3, F16, Blocks, Gradients, Library, P, Problem, tensor_of  # noqa: E402
 
 # name, batch, heads, kv heads, length, dims, left, right, sinks
 SHAPES = [("d64 causal 8k", 2, 64, 8, 8192, (64, 64), -1, 0, True),
@@ -70,7 +74,7 @@ class Bench:
         self.out, self.d_out = torch.empty_like(new(self.h, self.dv)), new(self.h, self.dv)
         self.lse = torch.empty(self.batch, self.h, self.n, device="cuda")
         p = self.problem = Problem()
-        p.type = BF16 if dtype == "bf16" else F16
+        p.type = F16 if dtype == "f16" else BF16
         p.batch, p.heads, p.kv_heads, p.head_dim, p.value_dim = self.batch, self.h, self.hk, self.d, self.dv
         p.max_q = p.max_k = self.n
         p.scale = 1 / math.sqrt(self.d)
@@ -80,12 +84,32 @@ class Bench:
             p.sinks = self.sinks.data_ptr()
         self.operations = 2 * self.batch * self.h * visible_pairs(self.n, self.left, self.right) * (self.d + self.dv)
 
+    def use_blocks(self, block, share):
+        """Each block of queries has this share of its keys' blocks; operations are counted of those."""
+        torch, m = self.torch, self.n // block
+        listed = torch.rand(self.batch * self.h * m, m, device="cuda") < share
+        starts = torch.nn.functional.pad(listed.sum(1).cumsum(0), (1, 0)).int()
+        columns = listed.nonzero()[:, 1].int()
+        self.lists = (starts, columns)
+        self.blocks = Blocks(block, block, m, starts.data_ptr(), columns.data_ptr())
+        self.problem.blocks = ctypes.cast(ctypes.pointer(self.blocks), P)
+        self.operations = 2 * len(columns) * block * block * (self.d + self.dv)
+
     def view(self, x):
         return tensor_of(x, (0, 1, 2))
 
+    def use_codes(self, library, rotate=1):
+        """E4M3 from here on."""
+        self.codes = [library.quantize(self.torch, x, rows, turn)
+                      for x, rows, turn in ((self.q, 1, rotate), (self.k, 128, rotate), (self.v, 128, 0))]
+        p = self.problem
+        p.type = E4M3
+        p.q_scales, p.k_scales, p.v_scales = (scales.data_ptr() for _, scales in self.codes)
+
     def forward(self, library):
         workspace = library.workspace(self.torch, self.problem)
-        views = [self.view(x) for x in (self.q, self.k, self.v, self.out)]
+        inputs = [codes for codes, _ in self.codes] if self.problem.type == E4M3 else [self.q, self.k, self.v]
+        views = [self.view(x) for x in (*inputs, self.out)]
         return lambda: library.forward(self.torch, self.problem, *views, self.lse.data_ptr(), workspace)
 
     def backward(self, library, deterministic):
@@ -150,6 +174,51 @@ def decode(torch, libraries, match):
         del q, k, v, out
 
 
+def outlier_errors(torch, library, n=4096, heads=16, dim=128):
+    """Error against float64 where 1 in 1,000 entries has ten times the spread, as FlashAttention-3's paper draws them."""
+    def draw():
+        x = torch.randn(1, n, heads, dim, device="cuda", dtype=torch.float64)
+        return x + 10 * torch.randn_like(x) * (torch.rand_like(x) < 1e-3)
+    q, k, v = (draw() for _ in range(3))
+    want = torch.empty(n, heads, dim, dtype=torch.float64, device="cuda")
+    for h in range(heads):
+        p = torch.softmax(q[0, :, h] @ k[0, :, h].T / math.sqrt(dim), -1)
+        want[:, h] = p @ v[0, :, h]
+    shape = ("", 1, heads, heads, n, (dim, dim), -1, -1, False)
+    def error(prepare):
+        bench = Bench(torch, shape)
+        bench.q, bench.k, bench.v = (x.bfloat16() for x in (q, k, v))
+        prepare(bench)
+        bench.forward(library)()
+        torch.cuda.synchronize()
+        return float((bench.out[0].double() - want).square().mean().sqrt())
+    def one_scale(bench):
+        bench.use_codes(library, 0)
+        bench.codes = []
+        for x, like in ((bench.q, (1, n, heads)), (bench.k, (1, heads, n // 128)), (bench.v, (1, heads, n // 128))):
+            scale = float(x.abs().max()) / 448
+            bench.codes.append(((x.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8),
+                                torch.full(like, scale, device="cuda")))
+        p = bench.problem
+        p.q_scales, p.k_scales, p.v_scales = (scales.data_ptr() for _, scales in bench.codes)
+    def plain():
+        """Products of E4M3 with one scale a tensor, and probabilities rounded as they are."""
+        rounded = lambda x: x.float().to(torch.float8_e4m3fn).double()  # noqa: E731
+        scale = [x.abs().max() / 448 for x in (q, k, v)]
+        a, b, c = (rounded(x / by) * by for x, by in zip((q, k, v), scale))
+        squares = 0.0
+        for h in range(heads):
+            p = rounded(torch.softmax(a[0, :, h] @ b[0, :, h].T / math.sqrt(dim), -1))
+            squares += float((p @ c[0, :, h] - want[:, h]).square().mean())
+        return math.sqrt(squares / heads)
+    one = error(one_scale)
+    for name, found in (("bf16", error(lambda bench: None)), ("one scale a tensor, plain", plain()),
+                        ("one scale a tensor", one),
+                        ("scales of rows and blocks", error(lambda bench: bench.use_codes(library, 0))),
+                        ("and rotated", error(lambda bench: bench.use_codes(library, 1)))):
+        print(f"error {name:26s} {found:.3e}  one scale / this: {one / found:.2f}", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("libraries", nargs="+")
@@ -157,6 +226,7 @@ def main():
     parser.add_argument("--match", default="")
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--blocks", type=int, help="block-sparse: a quarter of the blocks of so many keys and queries")
     options = parser.parse_args()
     import torch
     warnings.filterwarnings("ignore")
@@ -164,10 +234,16 @@ def main():
                  for x in options.libraries]
     if options.what == "decode":
         return decode(torch, libraries, options.match)
+    if options.what == "error":
+        return outlier_errors(torch, libraries[0][1])
     for shape in SHAPES:
         if options.match and not re.search(options.match, shape[0]):
             continue
         bench = Bench(torch, shape, options.dtype)
+        if options.dtype == "e4m3":
+            bench.use_codes(libraries[0][1])
+        if options.blocks:
+            bench.use_blocks(options.blocks, 0.25)
         runs = []
         for name, library in libraries:
             try:
@@ -178,7 +254,7 @@ def main():
                     runs.append((name + "(atomic)", bench.backward(library, 0)))
             except RuntimeError as error:
                 runs.append((name, error))
-        if not options.no_torch:
+        if not options.no_torch and not options.blocks:
             runs += bench.torch_runs(options.what)
         figures = []
         for name, run in runs:

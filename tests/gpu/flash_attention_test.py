@@ -21,7 +21,8 @@ import re
 import sys
 
 SKIPPED = 77
-BF16, F16 = 2, 1
+BF16, F16, E4M3 = 2, 1, 3
+NAN_CODE = 0x7F  # of E4M3
 P, I, L, F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 
@@ -163,13 +164,14 @@ class Run:
     def __init__(self, torch, case):
         self.torch, self.case = torch, case
         torch.manual_seed(case.seed + 17)
-        self.type = torch.bfloat16 if case.dtype == "bf16" else torch.float16
+        self.codes = case.dtype == "e4m3"
+        self.type = torch.float16 if case.dtype == "f16" else torch.bfloat16
         self.h, self.hk = case.heads
         self.d, self.dv = case.dims
         self.batch = len(case.lens)
         self.max_q, self.max_k = max(a for a, _ in case.lens), max(b for _, b in case.lens)
         p = self.problem = Problem()
-        p.type = BF16 if case.dtype == "bf16" else F16
+        p.type = {"bf16": BF16, "f16": F16, "e4m3": E4M3}[case.dtype]
         p.batch, p.heads, p.kv_heads, p.head_dim, p.value_dim = self.batch, self.h, self.hk, self.d, self.dv
         p.max_q, p.max_k, p.softcap = self.max_q, self.max_k, case.softcap
         p.scale = case.scale or 1 / math.sqrt(self.d)
@@ -178,18 +180,21 @@ class Run:
         self.sinks = torch.randn(self.h, device="cuda") * 2 if case.sinks else None
         if self.sinks is not None:
             p.sinks = self.sinks.data_ptr()
-        self.q, self.q_rows = self.rows(self.h, self.d, 0)
+        self.q, self.q_rows = self.rows(self.h, self.d, 0, self.codes)
         self.out, self.out_rows = self.rows(self.h, self.dv, 0)
-        self.k, self.k_rows = self.rows(self.hk, self.d, 1)
-        self.v, self.v_rows = self.rows(self.hk, self.dv, 1)
+        self.k, self.k_rows = self.rows(self.hk, self.d, 1, self.codes)
+        self.v, self.v_rows = self.rows(self.hk, self.dv, 1, self.codes)
         for b in range(self.batch):
             for rows in (self.q_rows, self.k_rows, self.v_rows):
                 x = rows(b)
-                x.copy_(torch.randn(x.shape, device="cuda") * 1.5)
+                drawn = torch.randn(x.shape, device="cuda") * 1.5
+                x.copy_(drawn.to(torch.float8_e4m3fn).view(torch.uint8) if self.codes else drawn)
         if self.ragged:
             for which, name in ((0, "cu_q"), (1, "cu_k")):
                 cu = self.ints(list(itertools.accumulate([0] + [n[which] for n in case.lens])))
                 setattr(p, name, cu.data_ptr())
+        if self.codes:
+            self.make_scales()
         total_q = sum(a for a, _ in case.lens)
         shape = (self.h, total_q) if self.ragged or case.layout == "ragged-paged" else (self.batch, self.h, self.max_q)
         self.lse = torch.full(shape, math.nan, device="cuda")
@@ -205,11 +210,42 @@ class Run:
         self.keep.append(t)
         return t
 
-    def rows(self, heads, dim, which):
+    def make_scales(self):
+        """Of codes: any positive numbers, a row's of q and a block's of k and v; NaN where there is no row or key."""
+        torch, blocks = self.torch, max(1, -(-self.max_k // 128))
+        draw = lambda *shape: torch.exp(torch.randn(*shape, device="cuda") * 0.3)
+        rows = sum(a for a, _ in self.case.lens) if self.ragged else self.batch * max(self.max_q, 1)
+        self.q_scales = draw(max(rows, 1), self.h)
+        self.k_scales, self.v_scales = draw(self.batch, self.hk, blocks), draw(self.batch, self.hk, blocks) * 0.01
+        for b, (_, n) in enumerate(self.case.lens):
+            self.k_scales[b, :, -(-n // 128):], self.v_scales[b, :, -(-n // 128):] = math.nan, math.nan
+        for name in ("q_scales", "k_scales", "v_scales"):
+            setattr(self.problem, name, getattr(self, name).data_ptr())
+
+    def numbers(self, b):
+        """q, k and v of sequence b as float64: what its elements or codes stand for."""
+        if not self.codes:
+            return [rows(b).double() for rows in (self.q_rows, self.k_rows, self.v_rows)]
+        torch, (nq, nk) = self.torch, self.case.lens[b]
+        first = sum(a for a, _ in self.case.lens[:b]) if self.ragged else b * self.max_q
+        scales = [self.q_scales[first:first + nq].T] + [x[b].repeat_interleave(128, 1)[:, :nk]
+                                                        for x in (self.k_scales, self.v_scales)]
+        found = []
+        for rows, scale in zip((self.q_rows, self.k_rows, self.v_rows), scales):
+            x = rows(b)
+            x = (x.raw() if hasattr(x, "raw") else x).contiguous().view(torch.float8_e4m3fn)
+            found.append(x.double() * scale[..., None].double())
+        return found
+
+    def rows(self, heads, dim, which, codes=False):
         """A NaN-filled tensor of the layout and a function that gives sequence b's [heads, n, dim] of it."""
         torch, lens, pad = self.torch, [n[which] for n in self.case.lens], 16
         longest = max(max(lens), 1)
-        new = lambda *shape: torch.full(shape, math.nan, dtype=self.type, device="cuda")
+        if codes:
+            pad += -dim % 16
+            new = lambda *shape: torch.full(shape, NAN_CODE, dtype=torch.uint8, device="cuda")
+        else:
+            new = lambda *shape: torch.full(shape, math.nan, dtype=self.type, device="cuda")
         if self.case.layout == "paged" and which == 1:
             return self.paged_rows(new, heads, dim, lens)
         if self.ragged:
@@ -232,7 +268,7 @@ class Run:
             p = self.problem
             p.pages, p.pages_stride, p.page_tokens = self.table.data_ptr(), per, page
             p.k_lengths = self.ints(lens).data_ptr()
-        x = new(self.batch * per + 2, page, heads, dim + 8)
+        x = new(self.batch * per + 2, page, heads, -(-dim // 16) * 16 + 16)
         table = self.table.long()
 
         class PagedRows:
@@ -247,9 +283,12 @@ class Run:
                 a, b = self.index()
                 x[a, b, :, :dim] = y.transpose(0, 1).to(x.dtype)
 
-            def double(self):
+            def raw(self):
                 a, b = self.index()
-                return x[a, b, :, :dim].transpose(0, 1).double()
+                return x[a, b, :, :dim].transpose(0, 1)
+
+            def double(self):
+                return self.raw().double()
         return x, PagedRows
 
     def view(self, x, which):
@@ -319,6 +358,10 @@ def guards_kept(torch, run, x, rows, which):
     return bool(torch.isnan(x[mask]).all())
 
 
+# Probabilities are rounded to E4M3, three bits of mantissa: 2.6e-2 of each on average.
+FP8_BOUND = 4e-2
+
+
 def check_forward(torch, library, case):
     """None, or what is wrong."""
     run = Run(torch, case)
@@ -327,16 +370,16 @@ def check_forward(torch, library, case):
                                    run.view(run.out, 0), run.lse.data_ptr(), workspace)
     call()
     torch.cuda.synchronize()
-    bound = 5e-3 if case.dtype == "bf16" else 8e-4
+    bound = {"bf16": 5e-3, "f16": 8e-4, "e4m3": FP8_BOUND}[case.dtype]
     faults = []
     for b in range(run.batch):
-        want, lse = oracle(torch, run.q_rows(b).double(), run.k_rows(b).double(), run.v_rows(b).double(),
-                           run.problem.scale, case.softcap, run.seen(b), run.sinks)
+        want, lse = oracle(torch, *run.numbers(b), run.problem.scale, case.softcap, run.seen(b), run.sinks)
         error, at = relative(torch, run.out_rows(b), want, 1e-6)
         if not error <= bound:
             faults.append(f"out of sequence {b}: {error:.2e} of its norm, {at}")
         got = run.lse_of(b).double()
-        near = torch.where(torch.isinf(lse), got == lse, (got - lse).abs() <= 2e-5 * (1 + lse.abs()) + 1e-4)
+        close = 2e-3 if case.dtype == "e4m3" else 2e-5  # tensor cores add products of 8 bits with 14 bits
+        near = torch.where(torch.isinf(lse), got == lse, (got - lse).abs() <= close * (1 + lse.abs()) + 1e-4)
         if not bool(near.all()):
             h, i = (~near).nonzero()[0].tolist()
             faults.append(f"lse of sequence {b} head {h} row {i}: {got[h, i]:.6f} for {lse[h, i]:.6f}, "
@@ -472,6 +515,10 @@ def fp8_cases():
     for n, shape in enumerate(shapes):
         for causal, rotate, outliers in itertools.product((False, True), (0, 1), (False, True)):
             yield Fp8Case(shape, causal, rotate, outliers, n)
+    for case in forward_cases():
+        if case.dtype == "bf16":
+            case.dtype = "e4m3"
+            yield case
 
 
 def rotated(torch, x):
@@ -520,7 +567,7 @@ def check_fp8(torch, library, case):
     torch.cuda.synchronize()
     seen = visible(torch, nq, nk, -1, p.window_right)
     for b in range(batch):
-        for what, bound, tensors in (("its codes", 6e-3, [c[2][b] for c in coded]),
+        for what, bound, tensors in (("its codes", FP8_BOUND, [c[2][b] for c in coded]),
                                      ("its tensors", 0.35 if case.outliers else 0.12, [x[b].double() for x in (q, k, v)])):
             want, _ = oracle(torch, *(x.transpose(0, 1) for x in tensors), p.scale, 0.0, seen, None)
             error, at = relative(torch, out[b].transpose(0, 1), want, 1e-6)
@@ -563,7 +610,8 @@ def main():
             if options.what == "forward":
                 fault = check_forward(torch, library, case)
             elif options.what == "fp8":
-                fault = check_fp8(torch, library, case)
+                check = check_fp8 if isinstance(case, Fp8Case) else check_forward
+                fault = check(torch, library, case)
             else:
                 fault = check_backward(torch, library, case, options.runs)
         except RuntimeError as error:

@@ -211,12 +211,17 @@ for part in 0 1; do
   start "flash_backward.$part" "$python" tests/gpu/flash_attention_test.py "$library" --what backward --part $part/2 --runs 10
 done
 start flash_fp8 "$python" tests/gpu/flash_attention_test.py "$library" --what fp8
+start flash_same_bits "$python" tests/gpu/flash_attention_test.py "$library" --what backward --part 5/23 --runs 100
 if command -v compute-sanitizer >/dev/null; then
   # Small models with everything in them: sinks, windows, experts, ragged batches.
   small='*Golden.Device*/gpt_oss_w32:*Golden.Device*/qwen3'
   start racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$integration" --gtest_filter="$small"
   start memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$integration" \
     --gtest_filter="$small:Sampling.EnginesAnswer*"
+  for of in memcheck:fp8 memcheck:backward racecheck:fp8; do # some cases; torch's own kernels are not looked at
+    start "flash_${of/:/.}" compute-sanitizer --tool "${of%:*}" --kernel-regex kns=flash_ --error-exitcode 9 \
+      "$python" tests/gpu/flash_attention_test.py "$library" --what "${of#*:}" --part 5/23 --runs 2
+  done
 else
   note SKIPPED sanitizers '*** compute-sanitizer is not installed: neither memcheck nor racecheck ran ***'
 fi

@@ -70,9 +70,10 @@ typedef struct mr_flash_problem {
   const float* sinks;                /* [heads], or NULL */
   const mr_flash_blocks* blocks;     /* host struct, or NULL: every block */
 
-  /* MR_F8_E4M3 only. What codes are multiplied by, float32: a scale per row of q,
+  /* MR_F8_E4M3 only. What codes are multiplied by, float32 and positive: a scale per row of q,
    * [batch or 1][seq][heads] as q's rows lie, and per block of 128 absolute positions of k and v,
-   * [batch][kv_heads][ceil(max_k / 128)]. */
+   * [batch][kv_heads][ceil(max_k / 128)]. On FP8 tensor cores (sm_90a, head sizes up to 128, not
+   * block-sparse) probabilities are rounded to E4M3 too, which is 3e-2 of out; elsewhere they are not. */
   const float* q_scales;
   const float* k_scales;
   const float* v_scales;

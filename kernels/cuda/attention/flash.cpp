@@ -15,11 +15,13 @@ struct ForwardMemory {
   int32_t *counter, *tile_starts;
   int32_t splits = 1;
   float *partial = nullptr, *partial_lse = nullptr;
+  uint8_t* value_tiles = nullptr;
   size_t bytes = 0;
 
   ForwardMemory(const mr_flash_problem& p, void* base) {
     counter = take<int32_t>(base, 1);
     tile_starts = take<int32_t>(base, p.cu_q != nullptr ? static_cast<size_t>(p.batch) + 1 : 0);
+    if (p.type == MR_F8_E4M3) value_tiles = take<uint8_t>(base, flash_value_tiles_bytes(p));
     if (p.blocks != nullptr || !flash_is_decode(p) || p.max_k <= kFlashSplitKeys) return;
     splits = (p.max_k + kFlashSplitKeys - 1) / kFlashSplitKeys;
     const size_t rows = static_cast<size_t>(p.batch) * static_cast<size_t>(p.heads) *
@@ -73,6 +75,13 @@ struct BackwardMemory {
 
 const char* flash_forward_lacks(const mr_flash_problem& problem, const Device& device) {
   if (!device.has_wgmma()) return "this GPU or build has no kernel; one with sm_90a (H100, H200) has";
+  if (problem.type == MR_F8_E4M3) {
+    if (problem.blocks != nullptr || problem.head_dim > 128 || problem.value_dim > 128) {
+      return "no kernel for block-sparse calls or these head sizes of f8_e4m3; multiples of 8 up to 128 have "
+             "one";
+    }
+    return nullptr;
+  }
   if (problem.type != MR_BF16 && problem.type != MR_F16) {
     return "no kernel for this type on this GPU; sm_80 and later have f32, bf16 and f8_e4m3, sm_75 f16";
   }
@@ -98,9 +107,19 @@ void launch_flash_forward(const mr_flash_problem& problem, const mr_flash_tensor
                           const Launch& at) {
   if (problem.batch == 0 || problem.heads == 0 || problem.max_q == 0) return;
   const ForwardMemory memory(problem, workspace);
-  const FlashForwardCall call{
-      problem,           q, k, v, out, lse, memory.counter, memory.tile_starts, memory.splits, memory.partial,
-      memory.partial_lse};
+  const FlashForwardCall call{problem,
+                              q,
+                              k,
+                              v,
+                              out,
+                              lse,
+                              memory.counter,
+                              memory.tile_starts,
+                              memory.splits,
+                              memory.partial,
+                              memory.partial_lse,
+                              memory.value_tiles};
+  if (problem.type == MR_F8_E4M3) return launch_flash_forward_e4m3(call, at);
   problem.type == MR_BF16 ? launch_flash_forward_bf16(call, at) : launch_flash_forward_f16(call, at);
 }
 

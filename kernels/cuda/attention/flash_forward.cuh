@@ -4,9 +4,19 @@
 // producer loads Q of an item once and tiles of K and V through rings of stages, by tensor copies. A consumer
 // issues Q K^T of the next tile and P V of this one, and computes the softmax of the next under P V. With two
 // warpgroups each has its turn to issue, so that one's softmax runs under the other's products.
+//
+// E4M3 codes: values come transposed from the workspace (flash_values.cuh), since products of 8 bits take
+// K-major operands alone. Scores are dot products times the scales of the row and of the block of keys. The
+// log2 of the values' scale joins the exponent: probabilities come out as what codes are multiplied by, at
+// most 2^8 (E4M3 has numbers from 2^-9 to 448), and the sum of weights takes it back a tile at a time.
+// Tensor cores add products of 8 bits with some 14 bits, so that every tile's P V starts from zero and is
+// added in float32.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/attention/flash_schedule.cuh"
+#include "kernels/cuda/ptx/wgmma_e4m3.cuh"
 #include "millrace/kernels/tile/grid.cuh"
 #include "millrace/kernels/tile/ring.cuh"
 #include "millrace/kernels/tile/warp.cuh"
@@ -20,19 +30,22 @@ template <class ElementType, int kHeadDim, int kValueDim, int kKeys, int kWarpgr
           bool kBlocks = false>
 struct FlashForwardConfig {
   using Element = ElementType;
+  static constexpr bool kCodes = sizeof(Element) == 1;
+  using Output = std::conditional_t<kCodes, __nv_bfloat16, Element>;
+  static constexpr int kPart = ptx::kSwizzleRowBytes / static_cast<int>(sizeof(Element));
   static constexpr int kDim = kHeadDim, kDimV = kValueDim, kTileKeys = kKeys, kConsumers = kWarpgroups,
                        kStages = kDepth;
   static constexpr bool kTakeTurns = kTurns, kSparse = kBlocks;
   static constexpr int kRows = 64 * kConsumers;
-  static constexpr int kParts = (kDim + kFlashPart - 1) / kFlashPart,
-                       kPartsV = (kDimV + kFlashPart - 1) / kFlashPart;
+  static constexpr int kParts = (kDim + kPart - 1) / kPart, kPartsV = (kDimV + kPart - 1) / kPart;
   static constexpr int kThreads = (kConsumers + 1) * ptx::kWarpgroupThreads;
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+  static constexpr int kProducerRegisters = kConsumers != 2 ? 32 : kCodes ? 24 : 40;
+  static constexpr int kConsumerRegisters = kConsumers != 2 ? 160 : kCodes ? 240 : 232;
   static constexpr int kQueryPartBytes = kRows * ptx::kSwizzleRowBytes;
   static constexpr int kKeyPartBytes = kTileKeys * ptx::kSwizzleRowBytes;
   static constexpr int kKeyBytes = kParts * kKeyPartBytes;
-  static constexpr int kValueBytes = kPartsV * kKeyPartBytes;
+  // Codes: a row for every dimension, of 128 keys.
+  static constexpr int kValueBytes = kCodes ? kDimV * ptx::kSwizzleRowBytes : kPartsV * kKeyPartBytes;
   static constexpr int kQueryBytes = kParts * kQueryPartBytes;
   // Where they fit, the next item's queries are loaded while this one's keys are in use: with windows an item
   // is few tiles.
@@ -46,6 +59,7 @@ struct FlashForwardConfig {
   static constexpr int kTileKeysAt = kItemsAt + kItemSlots * 16;  // kSparse: where each stage's halves begin
   static constexpr int kSharedBytes = kTileKeysAt + (kSparse ? kStages * 8 : 0);
   static_assert(!kSparse || kTileKeys == 128);
+  static_assert(!kCodes || (kTileKeys == kFlashScaleKeys && !kSparse));
   static_assert(kKeyPartBytes % 1024 == 0);
 };
 
@@ -68,6 +82,11 @@ struct FlashForwardParams {
   int32_t block_keys, block_rows;  // of keys; how many blocks of queries a head has
   const int32_t *block_starts, *block_columns;
   float *partial_out, *partial_lse;
+  // kCodes: what mr_flash_problem has, how many blocks of keys a sequence has at most, and values by tiles
+  // (flash_values.cuh).
+  const float *q_scales, *k_scales, *v_scales;
+  int32_t key_blocks;
+  const uint8_t* value_tiles;
 };
 
 #ifdef MILLRACE_HAS_WGMMA
@@ -208,7 +227,7 @@ class FlashForwardProducer {
     const FlashRows rows = flash_rows(s.cu_q != nullptr, s.max_q, seq.q_start, seq.q_len, at.head, at.b);
     const int32_t row = rows.row + at.tile * p_.tile_tokens;
     const bool packed = p_.pack > 1;
-    ptx::tma_load_5d(shared_.queries(n) + lane_ * C::kQueryPartBytes, &p_.q, lane_ * kFlashPart,
+    ptx::tma_load_5d(shared_.queries(n) + lane_ * C::kQueryPartBytes, &p_.q, lane_ * C::kPart,
                      packed ? 0 : row, packed ? row : rows.c2, packed ? rows.c2 : rows.c3,
                      packed ? rows.c3 : 0, full);
   }
@@ -236,15 +255,21 @@ class FlashForwardProducer {
       const int32_t key = half == 0 ? halves.x : halves.y;
       const FlashRows rows = flash_rows(s.cu_k != nullptr, s.max_k, seq.k_start, seq.k_len, kv_head, b);
       ptx::tma_load_5d(stage + part * C::kKeyPartBytes + half * 64 * ptx::kSwizzleRowBytes, map,
-                       part * kFlashPart, rows.row + (key < seq.k_len ? key : 0), rows.c2, rows.c3, 0, full);
+                       part * C::kPart, rows.row + (key < seq.k_len ? key : 0), rows.c2, rows.c3, 0, full);
       return;
     }
     if (lane_ == 0) ptx::barrier_arrive_expect(full, kValues ? C::kValueBytes : C::kKeyBytes);
+    if constexpr (C::kCodes && kValues) {
+      if (lane_ != 0) return;
+      const int64_t at = (int64_t{b} * s.kv_heads + kv_head) * p_.key_blocks + tile;
+      ptx::bulk_copy_kept(stage, p_.value_tiles + at * C::kValueBytes, C::kValueBytes, full);
+      return;
+    }
     __syncwarp();
     if (s.pages == nullptr) {
       if (lane_ >= kParts) return;
       const FlashRows rows = flash_rows(s.cu_k != nullptr, s.max_k, seq.k_start, seq.k_len, kv_head, b);
-      ptx::tma_load_5d(stage + lane_ * C::kKeyPartBytes, map, lane_ * kFlashPart,
+      ptx::tma_load_5d(stage + lane_ * C::kKeyPartBytes, map, lane_ * C::kPart,
                        rows.row + tile * C::kTileKeys, rows.c2, rows.c3, 0, full);
       return;
     }
@@ -252,7 +277,7 @@ class FlashForwardProducer {
     const int32_t boxes = C::kTileKeys / p_.box_rows;
     for (int32_t i = lane_; i < boxes * kParts; i += kWarpLanes) {
       const int32_t part = i / boxes, row = i % boxes * p_.box_rows, key = tile * C::kTileKeys + row;
-      const int32_t rows = max(0, min(p_.box_rows, seq.k_len - key)), column = part * kFlashPart;
+      const int32_t rows = max(0, min(p_.box_rows, seq.k_len - key)), column = part * C::kPart;
       uint8_t* to = stage + part * C::kKeyPartBytes + row * ptx::kSwizzleRowBytes;
       if (rows == 0) {  // zeros: past the end of any page
         ptx::tma_load_5d(to, map, column, s.page_tokens, 0, kv_head, 0, full);
@@ -280,7 +305,10 @@ class FlashForwardConsumer {
   using Element = typename C::Element;
   using Round = tile::Cursor<C::kStages>;
   using QueryRound = tile::Cursor<C::kQueryStages>;
-  static constexpr int kScores = C::kTileKeys / 2, kSums = C::kDimV / 2, kSteps = C::kTileKeys / 16;
+  // A product has 32 bytes of depth.
+  static constexpr int kDepth = 32 / static_cast<int>(sizeof(Element));
+  static constexpr int kScores = C::kTileKeys / 2, kSums = C::kDimV / 2, kSteps = C::kTileKeys / kDepth;
+  static constexpr float kShift = C::kCodes ? 8.0f : 0.0f;  // log2 of what a row's largest probability is
 
  public:
   __device__ FlashForwardConsumer(const FlashForwardParams& p, uint8_t* shared)
@@ -321,12 +349,17 @@ class FlashForwardConsumer {
     const FlashSequence seq(p_.shape, at.b);
     const FlashKeyTiles<C> tiles(p_, seq, at);
     begin_rows(seq, at);
+    if constexpr (C::kCodes) begin_scales(seq, at);
     float acc[kSums];
 #pragma unroll
     for (int i = 0; i < kSums; ++i) acc[i] = 0.0f;
     if (tiles.past > tiles.first) {
       shared_.rings().queries.wait_full(QueryRound::at(n_queries_));
-      mainloop(tiles, acc);
+      if constexpr (C::kCodes) {
+        mainloop_of_codes(tiles, acc);
+      } else {
+        mainloop(tiles, acc);
+      }
       ++n_queries_;
     }
     p_.partial_out != nullptr ? store_partial(seq, at, acc) : store(seq, at, acc);
@@ -393,6 +426,74 @@ class FlashForwardConsumer {
     ++n_;
   }
 
+  __device__ __forceinline__ void begin_scales(const FlashSequence& seq, const FlashSchedule::Item& at) {
+    const FlashShape& s = p_.shape;
+    const int32_t kv_head = p_.pack > 1 ? at.head : at.head / s.group;
+    const int64_t blocks = (int64_t{at.b} * s.kv_heads + kv_head) * p_.key_blocks;
+    k_scales_ = p_.k_scales + blocks, v_scales_ = p_.v_scales + blocks;
+    const int64_t first = s.cu_q != nullptr ? seq.q_start : int64_t{at.b} * s.max_q;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      q_factor_[r] = s.scale_log2;
+      if (query_[r] < seq.q_len) q_factor_[r] *= p_.q_scales[(first + query_[r]) * s.heads + head_of(at, r)];
+    }
+  }
+
+  // As mainloop, but every tile's P V has sums of its own.
+  __device__ __forceinline__ void mainloop_of_codes(const FlashKeyTiles<C>& tiles, float (&acc)[kSums]) {
+    float score[kScores], part[kSums], alpha[2];
+    uint32_t prob[kSteps][4];
+    float2 scales = scales_of(tiles.past - 1);
+    key_ring().wait_full(Round::at(n_));
+    multiply_qk(n_, score);
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(score);
+    leave(key_ring(), Round::at(n_));
+    softmax_of_codes((tiles.past - 1) * C::kTileKeys, scales, score, alpha);
+    round_probs(score, prob);
+    for (int32_t tile = tiles.past - 2; tile >= tiles.first; --tile) {
+      scales = scales_of(tile);
+      key_ring().wait_full(Round::at(n_ + 1));
+      wait_turn();
+      multiply_qk(n_ + 1, score);
+      value_ring().wait_full(Round::at(n_));
+      multiply_pv(prob, part);
+      pass_turn();
+      ptx::wgmma_wait<1>();
+      ptx::fence_registers(score);
+      leave(key_ring(), Round::at(n_ + 1));
+      float next[2];
+      softmax_of_codes(tile * C::kTileKeys, scales, score, next);
+      ptx::fence_registers(score);
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(part);
+      ptx::fence_registers(prob);
+      leave(value_ring(), Round::at(n_));
+      ++n_;
+      round_probs(score, prob);
+      add_part(alpha, part, acc);
+      alpha[0] = next[0], alpha[1] = next[1];
+    }
+    leave(shared_.rings().queries, QueryRound::at(n_queries_));
+    value_ring().wait_full(Round::at(n_));
+    multiply_pv(prob, part);
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(part);
+    ptx::fence_registers(prob);
+    leave(value_ring(), Round::at(n_));
+    ++n_;
+    add_part(alpha, part, acc);
+  }
+  __device__ __forceinline__ static void add_part(const float (&alpha)[2], const float (&part)[kSums],
+                                                  float (&acc)[kSums]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) acc[i] = fmaf(acc[i], alpha[i / 2 % 2], part[i]);
+  }
+  // Of the tile's keys and values.
+  __device__ __forceinline__ float2 scales_of(int32_t tile) const {
+    return {__ldg(k_scales_ + tile), __ldg(v_scales_ + tile)};
+  }
+
   // Where the tile's keys begin, and of a list its second half.
   __device__ __forceinline__ int2 keys_of(int32_t tile, uint32_t n) const {
     if constexpr (!C::kSparse) return {tile * C::kTileKeys, 0};
@@ -413,18 +514,28 @@ class FlashForwardConsumer {
                    b = ptx::wgmma_operand(shared_.keys(n));
     ptx::wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < C::kDim / 16; ++s) {
-      ptx::wgmma_16bit<Element, 0, 0>(score, a + s / 4 * (C::kQueryPartBytes / 16) + s % 4 * 2,
-                                      b + s / 4 * (C::kKeyPartBytes / 16) + s % 4 * 2, s > 0);
+    for (int s = 0; s < C::kDim / kDepth; ++s) {
+      const uint64_t rows = a + s / 4 * (C::kQueryPartBytes / 16) + s % 4 * 2,
+                     keys = b + s / 4 * (C::kKeyPartBytes / 16) + s % 4 * 2;
+      if constexpr (C::kCodes) {
+        ptx::wgmma_e4m3(score, rows, keys, s > 0);
+      } else {
+        ptx::wgmma_16bit<Element, 0, 0>(score, rows, keys, s > 0);
+      }
     }
     ptx::wgmma_commit();
   }
   __device__ __forceinline__ void multiply_pv(const uint32_t (&prob)[kSteps][4], float (&acc)[kSums]) const {
-    const uint64_t b = ptx::wgmma_transposed_operand(shared_.values(n_), C::kKeyPartBytes);
+    const uint64_t b = C::kCodes ? ptx::wgmma_operand(shared_.values(n_))
+                                 : ptx::wgmma_transposed_operand(shared_.values(n_), C::kKeyPartBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      ptx::wgmma_16bit<Element, 1>(acc, prob[s], b + s * (16 * ptx::kSwizzleRowBytes / 16), true);
+      if constexpr (C::kCodes) {
+        ptx::wgmma_e4m3(acc, prob[s], b + s * 2, s > 0);
+      } else {
+        ptx::wgmma_16bit<Element, 1>(acc, prob[s], b + s * (16 * ptx::kSwizzleRowBytes / 16), true);
+      }
     }
     ptx::wgmma_commit();
   }
@@ -466,6 +577,45 @@ class FlashForwardConsumer {
       row_sum_[r] = fmaf(row_sum_[r], alpha[r], (sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
   }
+  // The same of codes; scales: of the tile's keys and values. Probabilities are times 2^kShift and the
+  // values' scale, over the largest of them; row_max_ is the log2 of that, row_sum_ times 2^kShift.
+  __device__ __forceinline__ void softmax_of_codes(int32_t key, const float2& scales, float (&score)[kScores],
+                                                   float (&alpha)[2]) {
+    const FlashShape& s = p_.shape;
+    // Not zero, which would make NaN of what is hidden.
+    float factor[2] = {q_factor_[0] * scales.x, q_factor_[1] * scales.x};
+    if (s.softcap > 0.0f || s.scale_log2 < 0.0f) {
+      const float out = s.softcap * kFlashLog2e;
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        score[i] *= factor[i / 2 % 2];
+        if (s.softcap > 0.0f) score[i] = out * flash_tanh(score[i] / out);
+      }
+      factor[0] = factor[1] = 1.0f;
+    }
+    if (key < whole_first_ || key + C::kTileKeys > whole_past_) mask(int2{key, 0}, score);
+    const float value_log2 = fmaxf(log2f(scales.y), -120.0f), inverse = ptx::exp2_approx(-value_log2);
+    float tile_max[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) tile_max[i / 2 % 2] = fmaxf(tile_max[i / 2 % 2], score[i]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float by = fmaxf(factor[r], 1e-37f);
+      const float new_max = fmaxf(row_max_[r], fmaf(tile::quad_max(tile_max[r]), by, value_log2));
+      const float base = new_max == -INFINITY ? 0.0f : new_max, from = base - value_log2 - kShift;
+      alpha[r] = ptx::exp2_approx(row_max_[r] - base);
+      row_max_[r] = new_max;
+      float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int j = 0; j < kScores / 4; ++j) {
+        float* p = score + 4 * j + 2 * r;
+        p[0] = ptx::exp2_approx(fmaf(p[0], by, -from));
+        p[1] = ptx::exp2_approx(fmaf(p[1], by, -from));
+        sums[j % 2 * 2] += p[0], sums[j % 2 * 2 + 1] += p[1];
+      }
+      row_sum_[r] = fmaf(row_sum_[r], alpha[r], ((sums[0] + sums[1]) + (sums[2] + sums[3])) * inverse);
+    }
+  }
   __device__ __forceinline__ void mask(const int2& keys, float (&score)[kScores]) const {
     const int32_t in_eight = static_cast<int32_t>(threadIdx.x % 4 * 2), from = keys.x + in_eight;
 #pragma unroll
@@ -486,7 +636,12 @@ class FlashForwardConsumer {
                                                      uint32_t (&prob)[kSteps][4]) {
 #pragma unroll
     for (int i = 0; i < 4 * kSteps; ++i) {
-      prob[i / 4][i % 4] = flash_pack<Element>(score[2 * i], score[2 * i + 1]);
+      if constexpr (C::kCodes) {  // of 16 keys a lane has 2t, 2t + 1, 2t + 8, 2t + 9: the order of values
+        const float* p = score + i / 2 * 8 + i % 2 * 2;
+        prob[i / 4][i % 4] = ptx::pack_e4m3(p[0], p[1], p[4], p[5]);
+      } else {
+        prob[i / 4][i % 4] = flash_pack<Element>(score[2 * i], score[2 * i + 1]);
+      }
     }
   }
 
@@ -507,7 +662,7 @@ class FlashForwardConsumer {
     for (int r = 0; r < 2; ++r) {
       const int32_t head = head_of(at, r);
       const float sink = s.sinks != nullptr ? __ldg(s.sinks + head) * kFlashLog2e : -INFINITY;
-      const float row_max = row_max_[r];
+      const float row_max = row_max_[r] - kShift;
       const float all = fmaxf(row_max, sink), base = all == -INFINITY ? 0.0f : all;
       const float mine = ptx::exp2_approx(row_max - base);
       const float sum = fmaf(tile::quad_sum(row_sum_[r]), mine, ptx::exp2_approx(sink - base));
@@ -517,15 +672,15 @@ class FlashForwardConsumer {
         p_.lse[flash_lse_at(s, at.b, seq.q_start, head) + query_[r]] =
             sum == 0.0f ? -INFINITY : fmaf(base, kFlashLn2, logf(sum));
       }
-      Element* out =
-          static_cast<Element*>(p_.out) + flash_row_at(p_.out_strides, at.b, seq.q_start, query_[r], head);
+      auto* out = static_cast<typename C::Output*>(p_.out) +
+                  flash_row_at(p_.out_strides, at.b, seq.q_start, query_[r], head);
 #pragma unroll
       for (int i = 0; i < C::kDimV / 32; ++i) {
         uint32_t words[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float* x = acc + 16 * i + 4 * j + 2 * r;
-          words[j] = flash_pack<Element>(x[0] * inverse, x[1] * inverse);
+          words[j] = flash_pack<typename C::Output>(x[0] * inverse, x[1] * inverse);
         }
         flash_quad_transpose(words);
         if (stored && 32 * i + 8 * t < p_.value_dim) {
@@ -547,7 +702,7 @@ class FlashForwardConsumer {
       const int64_t row = (int64_t{at.b} * s.heads + head_of(at, r)) * s.max_q + query_[r];
       const int64_t to = row * p_.schedule.splits + at.split;
       if (t == 0) {
-        p_.partial_lse[to] = sum == 0.0f ? -INFINITY : row_max_[r] + log2f(sum);
+        p_.partial_lse[to] = sum == 0.0f ? -INFINITY : row_max_[r] - kShift + log2f(sum);
       }
       if (sum == 0.0f) continue;
       float* out = p_.partial_out + to * p_.value_dim + 2 * t;
@@ -568,6 +723,9 @@ class FlashForwardConsumer {
   int32_t query_[2], first_key_[2], past_key_[2];
   int32_t whole_first_, whole_past_;
   float row_max_[2], row_sum_[2];  // row_sum_ is this lane's part
+  // kCodes: a row's scale times that of scores, and those of the sequence's blocks of keys.
+  float q_factor_[2];
+  const float *k_scales_, *v_scales_;
 };
 
 #endif  // MILLRACE_HAS_WGMMA

@@ -22,9 +22,14 @@ struct FlashForwardCall {
   int32_t *counter, *tile_starts;
   int32_t splits;
   float *partial, *partial_lse;
+  uint8_t* value_tiles;  // E4M3: see flash_values.cuh
 };
 
 void launch_flash_forward_bf16(const FlashForwardCall& call, const Launch& at);
 void launch_flash_forward_f16(const FlashForwardCall& call, const Launch& at);
+void launch_flash_forward_e4m3(const FlashForwardCall& call, const Launch& at);
+
+// The workspace of values by tiles, in bytes.
+size_t flash_value_tiles_bytes(const mr_flash_problem& p);
 
 }  // namespace millrace::cuda

@@ -83,6 +83,11 @@ void make_flash_forward_maps(FlashForwardParams& p, const FlashForwardCall& call
                                      problem.kv_heads, p.pack, problem.batch, C::kRows)
                    : flash_map(device, call.q, bytes, ragged, problem.head_dim, problem.max_q, problem.heads,
                                problem.batch, C::kRows);
+  if constexpr (C::kCodes) {
+    p.q_scales = problem.q_scales, p.k_scales = problem.k_scales, p.v_scales = problem.v_scales;
+    p.key_blocks = (problem.max_k + kFlashScaleKeys - 1) / kFlashScaleKeys;
+    p.value_tiles = call.value_tiles;
+  }
   if (problem.max_k == 0) return;  // nothing is loaded, and there may be no memory to point to
   if (problem.pages != nullptr) {
     p.box_rows = 16;
@@ -92,14 +97,16 @@ void make_flash_forward_maps(FlashForwardParams& p, const FlashForwardCall& call
     const auto box = static_cast<uint32_t>(p.box_rows);
     const int32_t head_dim = problem.head_dim, value_dim = problem.value_dim, heads = problem.kv_heads;
     p.k = flash_page_map(device, call.k, bytes, head_dim, problem.page_tokens, heads, box);
-    p.v = flash_page_map(device, call.v, bytes, value_dim, problem.page_tokens, heads, box);
     p.k_ends = flash_page_end_map(device, call.k, bytes, head_dim, problem.page_tokens, heads, box);
+    if (C::kCodes) return;
+    p.v = flash_page_map(device, call.v, bytes, value_dim, problem.page_tokens, heads, box);
     p.v_ends = flash_page_end_map(device, call.v, bytes, value_dim, problem.page_tokens, heads, box);
     return;
   }
   const uint32_t rows = C::kSparse ? 64 : C::kTileKeys;
   p.k = flash_map(device, call.k, bytes, ragged_k, problem.head_dim, problem.max_k, problem.kv_heads,
                   problem.batch, rows);
+  if (C::kCodes) return;
   p.v = flash_map(device, call.v, bytes, ragged_k, problem.value_dim, problem.max_k, problem.kv_heads,
                   problem.batch, rows);
 }
@@ -125,7 +132,7 @@ void launch_flash_forward_as(const FlashForwardCall& call, const Launch& at) {
   const int64_t tiles = (problem.max_q + p.tile_tokens - 1) / p.tile_tokens;
   const int64_t heads = problem.heads / p.pack;
   // Half of L2 (50 MB) for a section's keys and values.
-  const int64_t head_bytes = int64_t{problem.max_k} * (C::kDim + C::kDimV) * 2;
+  const int64_t head_bytes = int64_t{problem.max_k} * (C::kDim + C::kDimV) * sizeof(typename C::Element);
   const int64_t kv_heads = std::max<int64_t>(1, (int64_t{24} << 20) / std::max<int64_t>(1, head_bytes));
   const int64_t section = std::min<int64_t>(kv_heads * p.shape.group / p.pack, problem.batch * heads);
   int32_t splits = 1;
@@ -152,7 +159,7 @@ void launch_flash_forward_as(const FlashForwardCall& call, const Launch& at) {
   check_launch("flash_forward_kernel");
   if (call.partial == nullptr) return;
   const int64_t rows = int64_t{problem.batch} * problem.heads * problem.max_q;
-  flash_combine_kernel<typename C::Element>
+  flash_combine_kernel<typename C::Output>
       <<<static_cast<unsigned>(rows), kFlashCombineWarps * kWarpLanes, 0, at.stream>>>(p);
   check_launch("flash_combine_kernel");
 }

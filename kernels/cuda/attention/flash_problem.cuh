@@ -28,7 +28,8 @@
 namespace millrace::cuda {
 
 inline constexpr float kFlashLog2e = 1.4426950408889634f, kFlashLn2 = 0.6931471805599453f;
-inline constexpr int kFlashPart = 64;  // elements of a swizzled row of 128 bytes
+inline constexpr int kFlashPart = 64;        // 16-bit elements of a swizzled row of 128 bytes
+inline constexpr int kFlashScaleKeys = 128;  // keys that share a scale where they are E4M3 codes
 
 // Rows [start, start + length) of one sequence, in a map's coordinates.
 struct FlashRows {
