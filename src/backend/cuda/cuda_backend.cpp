@@ -66,9 +66,8 @@ class CudaBackend final : public Backend {
     missing.add(OpFeature::kExpertAdapters);
     // Over heads that other ranks have; what ranks do not share out.
     missing.add(OpFeature::kNormWhole, group_ != nullptr && !shares_->whole_attention());
-    for (const OpFeature feature :
-         {OpFeature::kHeadSizes, OpFeature::kSharedKeys, OpFeature::kLayerInputs, OpFeature::kExpertNorms,
-          OpFeature::kSparse, OpFeature::kIndexer}) {
+    for (const OpFeature feature : {OpFeature::kHeadSizes, OpFeature::kSharedKeys, OpFeature::kLayerInputs,
+                                    OpFeature::kExpertNorms, OpFeature::kSparse, OpFeature::kIndexer}) {
       missing.add(feature, shares_ != nullptr);
     }
     return missing;
