@@ -29,8 +29,9 @@ TEST(CudaColumns, TakenAndJoinedAgain) {
       const size_t bytes = values.size() * sizeof(float);
       const DeviceBuffer whole(bytes, "a test"), parts(bytes, "a test"), joined(bytes, "a test");
       if (bytes > 0) {
-        MILLRACE_CUDA_TRY(cudaMemcpy(whole.as<void>(), values.data(), bytes, cudaMemcpyHostToDevice));
-        MILLRACE_CUDA_TRY(cudaMemset(joined.as<void>(), 0xff, bytes));
+        MILLRACE_CUDA_TRY(
+            cudaMemcpyAsync(whole.as<void>(), values.data(), bytes, cudaMemcpyHostToDevice, at.stream));
+        MILLRACE_CUDA_TRY(cudaMemsetAsync(joined.as<void>(), 0xff, bytes, at.stream));
       }
       for (size_t p = 0; p + 1 < bounds.size(); ++p) {
         launch_take_columns(whole.as<float>(), bounds.back(), bounds[p], bounds[p + 1] - bounds[p], rows,

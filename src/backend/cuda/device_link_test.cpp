@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <thread>
 #include <vector>
 
@@ -26,8 +27,8 @@ bool gathers(DeviceLink& link, int rank, const std::vector<int64_t>& counts, con
   const size_t bytes = expected.size() * sizeof(float);
   const DeviceBuffer mine(own.size() * sizeof(float), "a test"), all(bytes, "a test");
   if (!own.empty()) {
-    MILLRACE_CUDA_TRY(
-        cudaMemcpy(mine.as<void>(), own.data(), own.size() * sizeof(float), cudaMemcpyHostToDevice));
+    MILLRACE_CUDA_TRY(cudaMemcpyAsync(mine.as<void>(), own.data(), own.size() * sizeof(float),
+                                      cudaMemcpyHostToDevice, stream.get()));
   }
   for (int turn = 0; turn < 2; ++turn) {
     link.all_gather(mine.as<float>(), all.as<float>(), counts, {device, stream.get()});

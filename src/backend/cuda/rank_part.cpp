@@ -26,10 +26,16 @@ size_t list_bytes(const dist::Shares& shares, const ExecutorSpec& whole) {
   return shares.whole_experts() ? static_cast<size_t>(most_pairs(whole)) * sizeof(int32_t) : 0;
 }
 
-// Outputs of whole experts are sorted on the host, so that everything may wait for it.
-LinkKind link_for(const dist::Shares& shares) {
+// Outputs of whole experts are sorted on the host, so that everything may wait for it. The same on all ranks.
+LinkKind link_for(const dist::Shares& shares, const ExecutorSpec& whole) {
   const LinkKind wanted = wanted_link();
   if (!shares.whole_experts()) return wanted;
+  for (int r = 0; r < shares.ranks(); ++r) {
+    if (shares.experts_of(r, whole.experts).size() > 0) continue;
+    throw_error(ErrorCode::kUnsupported,
+                "device cuda: rank {} would have none of the {} experts, expected some in every rank", r,
+                whole.experts);
+  }
   if (wanted == LinkKind::kNccl) {
     throw_error(ErrorCode::kUnsupported,
                 "MILLRACE_RANK_LINK: found nccl, expected staged: whole experts go through the host");
@@ -64,7 +70,7 @@ RankPart::RankPart(dist::Communicator& group, const dist::Shares& shares, const 
       shares_(shares),
       whole_(whole),
       query_bounds_(query_bounds(shares, whole)),
-      link_(make_device_link(group, device, most_exchanged(shares, whole), link_for(shares))),
+      link_(make_device_link(group, device, most_exchanged(shares, whole), link_for(shares, whole))),
       columns_(column_bytes(shares, whole), "a rank's columns"),
       exchanged_(static_cast<size_t>(most_exchanged(shares, whole)) * sizeof(float), "what ranks exchange"),
       attended_(attended_bytes(shares, whole), "what ranks exchange"),

@@ -222,7 +222,6 @@ void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_
 }
 
 void StepLauncher::check_experts(const Experts& op) const {
-  if (whole_experts() && part_->own_experts() == 0) return;  // of nothing there are no rows either
   const int64_t ffn = spec_.expert_ffn, hidden = spec_.hidden;
   const bool by_rows = part_ != nullptr && !whole_experts();
   const int64_t own_ffn = by_rows ? part_->own(ffn) : ffn, own_down = by_rows ? own_hidden() : hidden;
