@@ -34,7 +34,9 @@ StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace,
       w_(workspace),
       at_(at),
       part_(part),
-      latent_wgmma_(spec.latent.rank > 0 &&
+      // With an indexer the generic kernel attends: copies of chosen tokens in the tensor cores' order have
+      // not run on a GPU yet.
+      latent_wgmma_(spec.latent.rank > 0 && spec.latent.index_top == 0 &&
                     supports_latent_wgmma(spec.kv_type, spec.latent.rope, spec.latent.rank, at.device)),
       whole_grid_(at.device.claim_grid()) {
   // By the whole model's heads: a rank's kernels are those of one GPU.
