@@ -64,7 +64,8 @@ class CudaBackend final : public Backend {
   OpFeatures lacks() const override {
     OpFeatures missing;
     missing.add(OpFeature::kExpertAdapters);
-    missing.add(OpFeature::kIndexer);  // it runs, but has not been right on a GPU with heads as large as models'
+    // It runs, but has not been right with heads as large as the published model's.
+    missing.add(OpFeature::kIndexer);
     // Over heads that other ranks have; what ranks do not share out.
     missing.add(OpFeature::kNormWhole, group_ != nullptr && !shares_->whole_attention());
     for (const OpFeature feature : {OpFeature::kHeadSizes, OpFeature::kSharedKeys, OpFeature::kLayerInputs,
