@@ -11,8 +11,8 @@
 //   warp w:  [stage 0][stage 1]..[stage S-1]   K steps of a low and a high tile each
 //            wait -> products -> the stage is asked for again, S stages on
 //
-// Roofline: the tiles' bytes at B = 4.3 TB/s (measured copy of an H200), 32 bytes a cycle of an SM. At 4 bits
-// a K step of two tiles is 640 bytes, 20 cycles, 80 issue slots; its products take some 65.
+// Roofline: the tiles' bytes at B = 4.3 TB/s (measured copy of an H200), 33 bytes a nanosecond of an SM. At 4
+// bits a K step of two tiles is 640 bytes, 20 ns, some 140 issue slots; its products take some 65.
 #include <algorithm>
 
 #include "kernels/cuda/gemv/dense_tiles.h"
