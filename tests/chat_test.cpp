@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -169,37 +171,85 @@ TEST(ChatFormats, NoControlTokenFromAUsersText) {
     GTEST_SKIP() << "SKIPPED: to run this test: tools/fetch_tokenizers.py, tools/fetch_templates.py";
 }
 
-// Of a template that has marks of its own within <tool_call> nothing is taken for JSON: tools are told of and
-// called in our own way, and the answer is read.
-TEST(ChatFormats, CallsThatAreNotJsonAreToldOfInOurOwnWay) {
-  const auto tokenizer = load_tokenizer("gpt2");
-  if (!tokenizer) GTEST_SKIP() << "SKIPPED: to run this test: tools/fetch_tokenizers.py gpt2";
-  const std::string begin =
-      "{% if tools %}TOOLS {% for t in tools %}{{ t.function.name }} {% endfor %}{% endif %}"
-      "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% if m.tool_calls %}{% for c in m.tool_calls %}";
-  const std::string end = "{% endfor %}{% endif %}{% endfor %}[assistant] ";
-  const std::map<std::string, std::pair<std::string, std::string>> shapes = {
-      {"JSON", {"<tool_call>\n{{ c.function | tojson }}\n</tool_call>", "hermes"}},
-      {"functions and parameters",
-       {"<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments.items() %}"
-        "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
-        "plain"}},
-      {"keys and values",
-       {"<tool_call>{{ c.function.name }}\n{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}"
-        "</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>",
-        "plain"}}};
-  for (const auto& [name, shape] : shapes) {
-    SCOPED_TRACE(name);
-    const auto codec = std::make_shared<RealCodec>(
-        tokenizer, std::make_unique<ChatTemplate>(begin + shape.first + end, name));
-    const auto format = make_template_format(codec, nullptr);
-    EXPECT_EQ(format->name(), shape.second);
-    std::string shown;
-    for (const int32_t token : format->prompt(sample("x"))) shown += codec->token_text(token);
-    EXPECT_NE(shown.find("<tool_call>\n{\"name\":"), std::string::npos) << shown;
-    EXPECT_EQ(shown.find("<arg_key>"), std::string::npos) << shown;
-    EXPECT_EQ(shown.find("<parameter="), std::string::npos) << shown;
+// Templates whose calls are spelled in a way of their own: what they write for a call is read back as that
+// call, and a call that is held to a schema too.
+const std::vector<std::array<std::string, 2>> kSpellings = {
+    {"qwen3-coder", "shaped"},     {"qwen3.5", "shaped"},       {"glm-4.6", "shaped"},
+    {"glm-4.7-flash", "shaped"},   {"seed-oss", "shaped"},      {"nemotron-3", "shaped"},
+    {"nemotron-nano-2", "shaped"}, {"deepseek-v3.2", "shaped"}, {"kimi-k2", "shaped"},
+    {"lfm2.5", "shaped"},          {"apriel", "shaped"},        {"solar-open", "shaped"},
+    {"minimax-m2", "shaped"},      {"apertus", "shaped"},       {"granite-4", "hermes"},
+    {"ministral-3", "mistral"},    {"qwen3", "hermes"},         {"mistral-nemo", "mistral"},
+    {"llama-3.1", "llama3"}};
+
+std::string shown_text(const Codec& codec, const std::vector<int32_t>& tokens) {
+  std::string out;
+  for (const int32_t token : tokens) out += codec.token_text(token);
+  return out;
+}
+
+// What stands in `with` where `without` has something else, with whole marks at either end.
+std::string difference(const std::string& with, const std::string& without) {
+  const auto ends = std::mismatch(with.begin(), with.end(), without.begin(), without.end());
+  size_t begin = static_cast<size_t>(ends.first - with.begin());
+  const auto back = std::mismatch(with.rbegin(), with.rend() - static_cast<std::ptrdiff_t>(begin),
+                                  without.rbegin(), without.rend() - static_cast<std::ptrdiff_t>(begin));
+  size_t end = with.size() - static_cast<size_t>(back.first - with.rbegin());
+  if (const size_t open = with.rfind('<', begin);
+      open != std::string::npos && with.rfind('>', begin) + 1 <= open) {
+    begin = open;
   }
+  return with.substr(begin, end - begin);
+}
+
+TEST(ChatFormats, CallsAreReadAsTheTemplateWritesThem) {
+  const auto tokenizer = load_tokenizer("gpt2");
+  int num_templates = 0;
+  for (const auto& [name, family] : kSpellings) {
+    const fs::path path = "build/models/templates/" + name + ".jinja";
+    if (!tokenizer || !fs::exists(path)) continue;
+    ++num_templates;
+    SCOPED_TRACE(name);
+    const auto codec =
+        std::make_shared<RealCodec>(tokenizer, std::make_unique<ChatTemplate>(read_text(path), name));
+    const auto format = make_template_format(codec, nullptr);
+    EXPECT_EQ(format->name(), family);
+    if (name == "nemotron-nano-2") continue;  // leaves an answer that comes last out of a prompt
+    Conversation conversation;
+    conversation.tools = {
+        {.name = "move",
+         .parameters = R"({"type":"object","properties":{"to":{"type":"string"},"by":{"type":"integer"},
+                          "all":{"type":"boolean"},"path":{"type":"array"}}})"},
+        {.name = "say", .parameters = R"({"type":"object","properties":{"text":{"type":"string"}}})"}};
+    conversation.messages = {{.role = "user", .content = "Go."},
+                             {.role = "assistant", .content = "Here I am."}};
+    const std::string without = shown_text(*codec, format->prompt(conversation));
+    Message& answer = conversation.messages.back();
+    answer.content.clear();
+    answer.tool_calls = {
+        {.id = "callaaaa0",
+         .name = "move",
+         .arguments = R"({"to": "41", "by": -7, "path": [1, "x y", {"k": 2}], "all": true})"}};
+    if (probe_template(*codec).many_calls) {
+      answer.tool_calls.push_back(
+          {.id = "callaaaa1", .name = "say", .arguments = R"({"text": "two\n <lines> of {text}"})"});
+    }
+    const std::string written = difference(shown_text(*codec, format->prompt(conversation)), without);
+    const auto parser = format->parser(conversation);
+    std::vector<Delta> deltas;
+    for (const char c : written) parser->token(-1, std::string(1, c), deltas);
+    parser->finish("", deltas);
+    const test::Read read = test::read_deltas(deltas);
+    ASSERT_EQ(read.calls.size(), answer.tool_calls.size()) << written << "\n" << read;
+    for (size_t i = 0; i < read.calls.size(); ++i) {
+      EXPECT_EQ(read.calls[i].first, answer.tool_calls[i].name);
+      EXPECT_EQ(Json::parse(read.calls[i].second, nullptr, false),
+                Json::parse(answer.tool_calls[i].arguments))
+          << written;
+    }
+  }
+  if (num_templates == 0)
+    GTEST_SKIP() << "SKIPPED: to run this test: tools/fetch_tokenizers.py gpt2, tools/fetch_templates.py";
 }
 
 TEST(ChatFormats, ThinkingOfQwen3) {
@@ -266,6 +316,72 @@ class RealGrammars : public Grammars {
  private:
   std::shared_ptr<const grammar::Vocabulary> vocabulary_;
 };
+
+// A call that must be made, or is held to a schema, in the template's own spelling: it is allowed, it is
+// read, and arguments that break the schema are not.
+TEST(ChatFormats, HeldCallsAreSpelledAsTheTemplateDoes) {
+  const auto tokenizer = load_tokenizer("gpt2");
+  int num_templates = 0;
+  for (const auto& [name, family] : kSpellings) {
+    const fs::path path = "build/models/templates/" + name + ".jinja";
+    if (!tokenizer || !fs::exists(path) || family != "shaped") continue;
+    ++num_templates;
+    SCOPED_TRACE(name);
+    const auto codec =
+        std::make_shared<RealCodec>(tokenizer, std::make_unique<ChatTemplate>(read_text(path), name));
+    const auto format = make_template_format(codec, std::make_shared<RealGrammars>(*codec));
+    Conversation conversation;
+    conversation.messages = {{.role = "user", .content = "Go."}};
+    conversation.template_variables = R"({"enable_thinking": false})";
+    conversation.tool_choice = ToolChoice::kRequired;
+    conversation.tools = {{.name = "move",
+                           .parameters = R"({"type":"object","additionalProperties":false,"required":["by"],
+                         "properties":{"by":{"type":"integer","minimum":0,"maximum":99}}})",
+                           .strict = true}};
+    const auto constraint = format->constraint(conversation, nullptr);
+    ASSERT_NE(constraint, nullptr);
+    const size_t words = (static_cast<size_t>(codec->vocab()) + 63) / 64;
+    // The likeliest answer of a model that likes early tokens.
+    const auto held = constraint->clone();
+    const auto parser = format->parser(conversation);
+    std::vector<Delta> deltas;
+    std::string text;
+    const auto accept = [&](int32_t token) {
+      held->accept(token);
+      text += codec->token_text(token);
+      parser->token(token, codec->token_text(token), deltas);
+    };
+    for (const int32_t token : codec->encode("</think>\n\n", true)) {  // where the prompt has opened it
+      std::vector<uint64_t> mask(words);
+      if (!held->allowed(mask) || !test_bit(mask, token)) break;
+      accept(token);
+    }
+    for (int step = 0; step < 400; ++step) {
+      std::vector<uint64_t> mask(words);
+      int32_t token = -1;
+      if (!held->allowed(mask)) break;
+      for (int32_t t = 0; t < codec->vocab() && token < 0; ++t) {
+        const bool space = codec->token_text(t).find_first_not_of(" \n\r\t") == std::string::npos;
+        if (test_bit(mask, t) && (!space || std::popcount(mask[static_cast<size_t>(t) / 64]) == 1)) token = t;
+      }
+      for (int32_t t = 0; t < codec->vocab() && token < 0; ++t) {
+        if (test_bit(mask, t)) token = t;
+      }
+      if (token < 0 || codec->is_special(token)) break;
+      accept(token);
+    }
+    parser->finish("", deltas);
+    const test::Read read = test::read_deltas(deltas);
+    ASSERT_GE(read.calls.size(), 1u) << text << "\n" << read;
+    EXPECT_EQ(read.calls[0].first, "move") << text;
+    const Json arguments = Json::parse(read.calls[0].second, nullptr, false);
+    ASSERT_TRUE(arguments.is_object() && arguments.contains("by") && arguments["by"].is_number_integer())
+        << text;
+    EXPECT_LE(arguments["by"].get<int>(), 99);
+  }
+  if (num_templates == 0)
+    GTEST_SKIP() << "SKIPPED: to run this test: tools/fetch_tokenizers.py gpt2, tools/fetch_templates.py";
+}
 
 // Strict tools with tool_choice auto where nothing marks a call: whatever begins like one has its arguments
 // held.

@@ -30,6 +30,13 @@ FROM_COLLECTION = {
     "qwen3": "Qwen-Qwen3-0.6B", "qwen2.5": "Qwen-Qwen2.5-7B-Instruct", "mistral-nemo": "mistralai-Mistral-Nemo-Instruct-2407",
     "mistral-small-3.2": "Mistral-Small-3.2-24B-Instruct-2506", "smollm3": "HuggingFaceTB-SmolLM3-3B",
     "phi-3.5": "microsoft-Phi-3.5-mini-instruct", "gemma-2": "google-gemma-2-2b-it", "deepseek-v3.1": "deepseek-ai-DeepSeek-V3.1",
+    # For their spelling of calls.
+    "qwen3-coder": "Qwen3-Coder", "qwen3.5": "Qwen3.5-4B", "glm-4.6": "GLM-4.6", "glm-4.7-flash": "GLM-4.7-Flash",
+    "seed-oss": "ByteDance-Seed-OSS", "nemotron-3": "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "nemotron-nano-2": "NVIDIA-Nemotron-Nano-v2", "deepseek-v3.2": "deepseek-ai-DeepSeek-V3.2",
+    "kimi-k2": "moonshotai-Kimi-K2", "lfm2.5": "LFM2.5-8B-A1B", "granite-4": "ibm-granite-granite-4.0",
+    "ministral-3": "mistralai-Ministral-3-14B-Reasoning-2512", "apriel": "Apriel-1.6-15b-Thinker-fixed",
+    "solar-open": "upstage-Solar-Open-100B", "minimax-m2": "MiniMax-M2", "apertus": "Apertus-8B-Instruct",
 }
 FROM_TESTS = {"openhermes-2.5": "teknium/OpenHermes-2.5-Mistral-7B", "vigogne-2": "bofenghuang/vigogne-2-70b-chat",
               "mistral-7b-v0.2": "mistralai/Mistral-7B-Instruct-v0.2 (NOTE: Old pre-v1 without a system prompt)",

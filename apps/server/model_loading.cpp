@@ -26,6 +26,9 @@ void ModelSet::adopt(const std::string& name, std::unique_ptr<Engine> engine) {
 }
 
 void ModelSet::put(Slot& slot, Opened opened) {
+  if (const std::string_view note = opened.model->format().note(); !note.empty()) {
+    log_.write("warn", note, {{"model", slot.spec.name}});
+  }
   slot.model = std::move(opened.model);
   slot.main_memory = opened.main_memory;
   slot.own_memory = opened.own_memory;

@@ -101,7 +101,9 @@ class AnswerParser {
 class Format {
  public:
   virtual ~Format() = default;
-  virtual std::string_view name() const = 0;  // harmony, hermes, llama3, mistral, plain
+  virtual std::string_view name() const = 0;  // harmony, hermes, llama3, mistral, gemma4, shaped, plain
+  // One line for who runs the model, where its template is not followed in everything; empty: it is.
+  virtual std::string_view note() const { return {}; }
   // Once more than `max_tokens` have come out the rest is not tokenized: what came out is more than that
   // then, and not all.
   virtual std::vector<int32_t> prompt(const Conversation& conversation, size_t max_tokens) const = 0;

@@ -13,12 +13,6 @@ namespace {
 constexpr std::string_view kChannel = "<|channel>", kChannelEnd = "<channel|>", kCall = "<|tool_call>",
                            kCallEnd = "<tool_call|>", kQuote = "<|\"|>";
 
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
-  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
-  return text;
-}
-
 // How much of the end of `text` could be the start of one of these.
 size_t held_back(std::string_view text, std::span<const std::string_view> markers) {
   size_t most = 0;
@@ -132,6 +126,8 @@ class ArgumentReader {
     const nlohmann::json plain = nlohmann::json::parse(word, nullptr, false);
     if (plain.is_number() || plain.is_boolean() || plain.is_null()) {
       out_ += word;
+    } else if (word == "None" || word == "True" || word == "False") {  // its template writes Python's words
+      out_ += word == "None" ? "null" : word == "True" ? "true" : "false";
     } else {
       put_string(word);  // a string without its quotes
     }

@@ -164,6 +164,7 @@ void JsonScanner::end_value() { expects_ = open_.empty() ? Expects::kNothing : E
 JsonScanner::State CallScanner::push(char c) {
   using State = JsonScanner::State;
   if (state_ != State::kMore) return state_;
+  last_ = c;
   if (!started_ && !is_space(c)) {
     if (c != '{') return state_ = State::kBad;
     started_ = true;

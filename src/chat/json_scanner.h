@@ -10,6 +10,16 @@
 namespace millrace::chat {
 
 inline bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+inline std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
+  return text;
+}
+// Of a tool's name.
+inline bool is_name_char(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+         c == '.';
+}
 
 class JsonScanner {
  public:
@@ -58,14 +68,26 @@ class JsonScanner {
   Number number_ = Number::kSign;
 };
 
-class CallScanner {
+// Reads one call as it comes, byte by byte.
+class CallReader {
  public:
-  JsonScanner::State push(char c);
-  JsonScanner::State state() const { return state_; }
-  bool has_name() const { return has_name_; }
-  const std::string& name() const { return name_; }
-  // Bytes of the arguments since the last call. Nothing before the name is known.
-  std::string take_arguments();
+  virtual ~CallReader() = default;
+  // kDone with the call's last byte; kBad: this is no call, or no longer one.
+  virtual JsonScanner::State push(char c) = 0;
+  virtual bool has_name() const = 0;  // known, and nothing but a call begins like this
+  virtual const std::string& name() const = 0;
+  // Bytes of the arguments since the last call, as JSON. Nothing before the name is known.
+  virtual std::string take_arguments() = 0;
+  virtual std::string unread() const = 0;  // behind kBad: what was pushed and is not the call's
+};
+
+class CallScanner : public CallReader {
+ public:
+  JsonScanner::State push(char c) override;
+  bool has_name() const override { return has_name_; }
+  const std::string& name() const override { return name_; }
+  std::string take_arguments() override;
+  std::string unread() const override { return std::string(1, last_); }
 
  private:
   void finish_member();
@@ -76,6 +98,7 @@ class CallScanner {
   bool started_ = false, in_value_ = false;
   enum class Member { kOther, kName, kArguments } member_ = Member::kOther;
   bool has_name_ = false, seen_arguments_ = false;
+  char last_ = 0;
   std::string name_, arguments_;
 };
 

@@ -16,20 +16,26 @@ std::string_view without_leading_space(std::string_view text) {
   while (!text.empty() && is_space(text[0])) text.remove_prefix(1);
   return text;
 }
-bool is_name_char(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
-         c == '.';
+size_t without_space(std::string_view text) { return text.size() - without_leading_space(text).size(); }
+// The end of a list of calls, without the list's own bracket.
+std::string without_brackets(std::string_view text) {
+  text = trimmed(text);
+  return std::string(text.starts_with(']') ? trimmed(text.substr(1)) : text);
 }
 
 }  // namespace
 
 TemplateAnswerParser::TemplateAnswerParser(TemplateAnswer answer) : answer_(std::move(answer)) {
   if (answer_.tools.empty()) answer_.family = Family::kPlain;
-  if (answer_.family == Family::kHermes) {
-    open_marker_ = "<tool_call>";
+  const CallShape& shape = answer_.shape;
+  if (shape.kind != CallShape::Kind::kNone && answer_.family != Family::kPlain) {
+    openers_ = shape.openers();
+    if (shape.kind == CallShape::Kind::kObject) close_marker_ = without_brackets(shape.end + shape.close);
+  } else if (answer_.family == Family::kHermes) {
+    openers_ = {{"<tool_call>", ""}};
     close_marker_ = "</tool_call>";
   } else if (answer_.family == Family::kMistral) {
-    open_marker_ = "[TOOL_CALLS]";
+    openers_ = {{"[TOOL_CALLS]", ""}};
   }
   if (answer_.thinking) enter_text(State::kReasoning);
 }
@@ -44,8 +50,10 @@ void TemplateAnswerParser::token(int32_t token, std::string_view text, std::vect
 void TemplateAnswerParser::finish(std::string_view text, std::vector<Delta>& out) {
   first_ = out.size();
   add(text, out);
-  if (state_ == State::kBegin) {
+  if (state_ == State::kBegin) {  // what could have become <think> is text
+    const std::string pending = held_;
     enter_text(State::kContent);
+    held_ = pending;
     skip_space_ = false;
   }
   const bool unread = (state_ == State::kCalls || state_ == State::kCall) && !is_open_;
@@ -120,17 +128,17 @@ void TemplateAnswerParser::enter_text(State state) {
 void TemplateAnswerParser::text(std::vector<Delta>& out) {
   const std::string_view think_end = state_ == State::kReasoning ? kThinkEnd : std::string_view();
   const auto waits = [&](std::string_view text) {
-    return is_start(text, think_end) || is_start(text, open_marker_);
+    return is_start(text, think_end) || std::any_of(openers_.begin(), openers_.end(),
+                                                    [&](const auto& o) { return is_start(text, o.mark); });
   };
   size_t done = 0;
   while (done < held_.size() && !waits(std::string_view(held_).substr(done))) ++done;
   put_text(std::string_view(held_).substr(0, done), out);
   held_.erase(0, done);
   if (held_.empty()) return;
-  if (held_ == think_end) {
-    enter_text(State::kContent);
-  } else if (held_ == open_marker_) {
-    begin_calls(state_, open_marker_);
+  if (held_ == think_end) return enter_text(State::kContent);
+  for (const CallShape::Opener& opener : openers_) {
+    if (held_ == opener.mark) return begin_calls(state_, opener.mark);
   }
 }
 
@@ -172,6 +180,13 @@ void TemplateAnswerParser::begin_calls(State otherwise, const std::string& marke
   held_.clear();
   state_ = State::kCalls;
   in_list_ = is_open_ = false;
+  if (answer_.family != Family::kShaped) return;
+  state_ = State::kCall;
+  std::string rest;
+  for (const CallShape::Opener& opener : openers_) {
+    if (opener.mark == marker) rest = opener.rest;
+  }
+  scanner_ = std::make_unique<ShapeScanner>(answer_.shape, answer_.strings, rest);
 }
 
 // The marker is text, and what came behind it is read again as such.
@@ -199,7 +214,7 @@ void TemplateAnswerParser::open_call(const std::string& name, std::vector<Delta>
 
 void TemplateAnswerParser::calls(char c, std::vector<Delta>& out) {
   if (c == '{' && (in_list_ || without_leading_space(held_) == "{")) {
-    scanner_ = CallScanner();
+    scanner_ = std::make_unique<CallScanner>();
     is_open_ = false;
     state_ = State::kCall;
     return call(c, out);
@@ -243,17 +258,17 @@ void TemplateAnswerParser::named_call(char c, std::vector<Delta>& out) {
 
 void TemplateAnswerParser::call(char c, std::vector<Delta>& out) {
   using JsonState = JsonScanner::State;
-  const JsonState state = scanner_.push(c);
+  const JsonState state = scanner_->push(c);
   if (!is_open_) {
     const bool known =
-        std::find(answer_.tools.begin(), answer_.tools.end(), scanner_.name()) != answer_.tools.end();
+        std::find(answer_.tools.begin(), answer_.tools.end(), scanner_->name()) != answer_.tools.end();
     // Without a marker around it only the name tells a call from an answer in JSON.
     const bool refused =
-        scanner_.has_name() && answer_.family == Family::kLlama3 && marker_.empty() && !known;
+        scanner_->has_name() && answer_.family == Family::kLlama3 && marker_.empty() && !known;
     if (state == JsonState::kBad || refused || held_.size() > kMaxHeld) return not_a_call(out);
-    if (scanner_.has_name()) open_call(scanner_.name(), out);
+    if (scanner_->has_name()) open_call(scanner_->name(), out);
   }
-  const std::string arguments = scanner_.take_arguments();
+  const std::string arguments = scanner_->take_arguments();
   has_arguments_ |= !arguments.empty();
   put(Delta::Kind::kToolArguments, arguments, out);
   if (state == JsonState::kMore) return;
@@ -263,7 +278,7 @@ void TemplateAnswerParser::call(char c, std::vector<Delta>& out) {
   if (state == JsonState::kBad) {  // too late to take it back: the rest is text
     in_list_ = false;
     end_calls();
-    read_again(std::string(1, c));
+    read_again(scanner_->unread());
   }
 }
 
@@ -286,6 +301,7 @@ void TemplateAnswerParser::after_call(char c) {
   const std::string_view text = without_leading_space(held_);
   if (text.empty()) return;
   is_open_ = false;
+  if (answer_.family == Family::kShaped && after_shaped_call(text)) return;
   if (in_list_ && (text == "," || text == "]")) {
     if (c == ']') in_list_ = false;
     if (c == ',') state_ = State::kCalls;
@@ -298,7 +314,7 @@ void TemplateAnswerParser::after_call(char c) {
     held_.clear();
     return;
   }
-  if (answer_.family == Family::kLlama3 && text == "{") {
+  if ((answer_.family == Family::kLlama3 || answer_.family == Family::kHermes) && text == "{") {
     begin_calls(State::kContent, "");
     return read_again("{");
   }
@@ -307,6 +323,36 @@ void TemplateAnswerParser::after_call(char c) {
   const std::string again(text);
   end_calls();
   read_again(again);
+}
+
+// What may stand behind a call in a template's own spelling: what ends it, what stands between two, what ends
+// them all, and the next. False: none of these.
+bool TemplateAnswerParser::after_shaped_call(std::string_view text) {
+  const CallShape& shape = answer_.shape;
+  const auto next_call = [&](const std::string& rest) {
+    held_.clear();
+    state_ = State::kCall;
+    marker_.clear();
+    scanner_ = std::make_unique<ShapeScanner>(shape, answer_.strings, rest);
+  };
+  bool waits = false;
+  for (const CallShape::Opener& opener : openers_) {
+    if (text == opener.mark) return begin_calls(State::kContent, opener.mark), true;
+    waits |= is_start(text, opener.mark);
+  }
+  // Of a call's end only the first mark is the scanner's.
+  const size_t cut = std::min(shape.end.find_first_of(" \n\r\t", without_space(shape.end)), shape.end.size());
+  for (const std::string& mark : {shape.end.substr(cut), shape.between, shape.close, shape.begin}) {
+    if (without_leading_space(mark).empty()) continue;
+    const Match match = match_mark(text, mark);
+    waits |= match == Match::kPartly;
+    if (match != Match::kWhole) continue;
+    const bool is_next = mark == shape.begin || (mark == shape.between && shape.begin.empty());
+    if (is_next) next_call("");
+    held_.clear();
+    return true;
+  }
+  return waits;
 }
 
 void TemplateAnswerParser::end_calls() { enter_text(State::kContent); }

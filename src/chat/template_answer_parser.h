@@ -1,9 +1,12 @@
 // Reads the answers of models that follow a chat template: text, with thinking between <think> and </think>
 // and calls in the way of their family.
 //
-//   hermes   <tool_call>{"name": .., "arguments": {..}}</tool_call>, any number of times: Qwen, SmolLM
+//   hermes   <tool_call>{"name": .., "arguments": {..}}</tool_call>, any number of times: Qwen, SmolLM; or
+//   between
+//            other marks, where the template has them
 //   llama3   the answer is {"name": .., "parameters": {..}}, perhaps behind <|python_tag|>
 //   mistral  [TOOL_CALLS][{"name": .., "arguments": {..}}, ..] or [TOOL_CALLS]NAME[ARGS]{..}
+//   shaped   as the model's template spells them (call_shape.h)
 //   plain    text alone
 //
 // A call's name goes out when it is known and its arguments as they come, byte for byte. What looked like a
@@ -12,16 +15,18 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "chat/format.h"
 #include "chat/json_scanner.h"
+#include "chat/shape_scanner.h"
 
 namespace millrace::chat {
 
-enum class Family { kPlain, kHermes, kLlama3, kMistral, kGemma };  // kGemma: gemma_answer_parser.h
+enum class Family { kPlain, kHermes, kLlama3, kMistral, kShaped, kGemma };  // kGemma: gemma_answer_parser.h
 
 struct TemplateAnswer {
   Family family = Family::kPlain;
@@ -29,6 +34,8 @@ struct TemplateAnswer {
   bool thinking = false;                // the prompt has opened <think>
   // Control tokens that mean something here, with their names: the engine gives them no text.
   std::map<int32_t, std::string> names = {};
+  CallShape shape = {};     // of kShaped, and of kHermes where the marks are others than <tool_call>
+  StringKeys strings = {};  // of the tools
 };
 
 class TemplateAnswerParser : public AnswerParser {
@@ -58,6 +65,7 @@ class TemplateAnswerParser : public AnswerParser {
   void call(char c, std::vector<Delta>& out);
   void arguments(char c, std::vector<Delta>& out);
   void after_call(char c);
+  bool after_shaped_call(std::string_view text);
 
   void begin_calls(State otherwise, const std::string& marker);
   void not_a_call(std::vector<Delta>& out);
@@ -69,7 +77,8 @@ class TemplateAnswerParser : public AnswerParser {
   void read_again(const std::string& text);
 
   TemplateAnswer answer_;
-  std::string open_marker_, close_marker_;  // around calls; empty: none
+  std::vector<CallShape::Opener> openers_;  // what begins calls; none: nothing does
+  std::string close_marker_;                // behind calls; empty: none
   State state_ = State::kBegin;
   State otherwise_ = State::kContent;  // where the text goes if this is no call
   std::string marker_;                 // that began the calls
@@ -77,7 +86,7 @@ class TemplateAnswerParser : public AnswerParser {
   std::string space_;  // white space that comes out with the text behind it
   bool skip_space_ = false;
   bool in_list_ = false, is_open_ = false, has_arguments_ = false;
-  CallScanner scanner_;
+  std::unique_ptr<CallReader> scanner_;
   JsonScanner json_;
   int32_t calls_ = 0;
   std::string input_;  // not read yet, from at_ on

@@ -19,8 +19,27 @@ struct CallText {
   std::string again;       // between two calls; empty: one call only
 };
 
+// In a template's own spelling. Arguments that are held to a schema are JSON, which its reader takes in place
+// of tags too.
+CallText shaped_text(const CallShape& shape, const std::string& tool) {
+  const bool object = shape.kind == CallShape::Kind::kObject;
+  const std::string name = nlohmann::json(tool).dump();
+  std::string before = shape.open + shape.begin;
+  before += object ? "{\"name\": " + name + ", \"" + shape.arguments_key + "\": " : tool + shape.name_end;
+  // An id, or a number.
+  std::replace(before.begin(), before.end(), CallShape::kAny, '0');
+  const size_t begin = before.find_first_not_of(" \n\r\t");
+  const size_t marker = shape.openers()[0].mark.size();
+  CallText out = {before.substr(begin, marker), before.substr(begin + marker), object ? "}" : "", ""};
+  out.tail += shape.end + shape.close;
+  const bool each_is_marked = shape.open.empty() && shape.close.empty();
+  if (each_is_marked) out.again = shape.between;
+  return out;
+}
+
 CallText call_text(const TemplateTraits& traits, const std::string& tool) {
   const std::string name = nlohmann::json(tool).dump();
+  if (traits.shape.kind != CallShape::Kind::kNone) return shaped_text(traits.shape, tool);
   switch (traits.family) {
     case Family::kLlama3:
       return {"", "{\"name\": " + name + ", \"parameters\": ", "}", ""};

@@ -1,11 +1,14 @@
 #include "chat/template_format.h"
 
 #include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/error.h"
 #include "chat/custom_tools.h"
 #include "chat/gemma_answer_parser.h"
+#include "chat/json_text.h"
 #include "chat/special_text.h"
 #include "chat/template_constraint.h"
 #include "chat/template_messages.h"
@@ -37,15 +40,48 @@ bool ends_with(std::string_view text, std::string_view tail) {
   return text.size() >= tail.size() && text.substr(text.size() - tail.size()) == tail;
 }
 
+// Which of a tool's arguments are strings: between tags nothing else tells.
+std::map<std::string, bool> string_keys(const Tool& tool) {
+  std::map<std::string, bool> out;
+  const nlohmann::ordered_json schema = try_parse_json(tool.parameters);
+  if (!schema.is_object() || !schema.contains("properties") || !schema["properties"].is_object()) return out;
+  for (const auto& [key, property] : schema["properties"].items()) {
+    if (!property.is_object()) continue;
+    const nlohmann::ordered_json type = property.value("type", nlohmann::ordered_json());
+    const nlohmann::ordered_json values = property.value("enum", nlohmann::ordered_json());
+    if (type.is_string()) {
+      out[key] = type == "string";
+    } else if (type.is_array()) {
+      out[key] = std::find(type.begin(), type.end(), "string") != type.end();
+    } else if (values.is_array() && !values.empty()) {
+      out[key] =
+          std::all_of(values.begin(), values.end(), [](const auto& value) { return value.is_string(); });
+    }
+  }
+  return out;
+}
+
+TemplateTraits traits_of(const Codec& codec) {
+  return codec.has_template() ? probe_template(codec) : TemplateTraits();
+}
+
+std::vector<std::string> markers(const CallShape& shape) {
+  std::vector<std::string> out = kMarkers;
+  for (std::string& mark : shape.marks()) out.push_back(std::move(mark));
+  return out;
+}
+
 class TemplateFormat : public Format {
  public:
   TemplateFormat(std::shared_ptr<const Codec> codec, std::shared_ptr<const Grammars> grammars)
       : codec_(std::move(codec)),
         grammars_(std::move(grammars)),
-        special_(*codec_, kMarkers),
+        traits_(traits_of(*codec_)),
+        special_(*codec_, markers(traits_.shape)),
         text_(text_mask(*codec_)) {
-    if (codec_->has_template()) traits_ = probe_template(*codec_);
-    for (const char* name : kAnswerNames) {
+    std::vector<std::string> names(kAnswerNames.begin(), kAnswerNames.end());
+    for (std::string& mark : traits_.shape.marks()) names.push_back(std::move(mark));
+    for (const std::string& name : names) {
       const int32_t token = codec_->find_special(name);
       if (token >= 0) names_[token] = name;
     }
@@ -59,10 +95,18 @@ class TemplateFormat : public Format {
 
   std::string_view name() const override {
     if (!traits_.native_tools) return "plain";
-    return traits_.family == Family::kLlama3    ? "llama3"
-           : traits_.family == Family::kMistral ? "mistral"
-           : traits_.family == Family::kGemma   ? "gemma4"
-                                                : "hermes";
+    return traits_.family == Family::kLlama3              ? "llama3"
+           : traits_.family == Family::kMistral           ? "mistral"
+           : traits_.family == Family::kGemma             ? "gemma4"
+           : traits_.shape.kind == CallShape::Kind::kNone ? "hermes"
+                                                          : "shaped";
+  }
+
+  std::string_view note() const override {
+    if (!traits_.told_otherwise) return {};
+    return "the chat template describes tools but spells no call that can be read back; tools are described "
+           "to the "
+           "model in Millrace's own words";
   }
 
   std::vector<int32_t> prompt(const Conversation& conversation, size_t max_tokens) const override {
@@ -85,7 +129,11 @@ class TemplateFormat : public Format {
     answer.family = traits_.family;
     answer.names = names_;
     answer.thinking = thinking(conversation) == Thinking::kOpened;
-    for (const Tool* tool : callable_tools(conversation)) answer.tools.push_back(tool->name);
+    answer.shape = traits_.shape;
+    for (const Tool* tool : callable_tools(conversation)) {
+      answer.tools.push_back(tool->name);
+      if (answer.family == Family::kShaped) answer.strings[tool->name] = string_keys(*tool);
+    }
     std::unique_ptr<AnswerParser> parser;
     if (answer.family == Family::kGemma) {
       parser = std::make_unique<GemmaAnswerParser>(std::move(answer));
@@ -159,9 +207,9 @@ class TemplateFormat : public Format {
 
   std::shared_ptr<const Codec> codec_;
   std::shared_ptr<const Grammars> grammars_;
+  TemplateTraits traits_;
   SpecialText special_;
   std::vector<uint64_t> text_;
-  TemplateTraits traits_;
   std::map<int32_t, std::string> names_;
   std::vector<int32_t> stops_;
 };

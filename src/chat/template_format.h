@@ -1,6 +1,7 @@
 // Formats that follow a model's own chat template. What the template can do is found by trying it: whether it
 // takes a system message, whether it tells the model about tools and how it writes calls, whether it knows
-// enable_thinking. A template that knows nothing of tools gets them in its system message, hermes style.
+// enable_thinking. A spelling of calls that is not listed is learned (call_shape.h). A template that knows
+// nothing of tools, or whose calls cannot be read back, gets them in its system message, hermes style.
 #pragma once
 
 #include <memory>

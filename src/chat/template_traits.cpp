@@ -54,8 +54,7 @@ Json with_tools(int num_calls) {
   return {{"messages", messages}, {"tools", {tool}}};
 }
 
-// Is the call a JSON object between <tool_call> and </tool_call>? Others have marks of their own there
-// (<function=NAME><parameter=KEY>: Qwen 3.5 and Coder, Nemotron 3; <arg_key>: GLM), which are not read.
+// Is the call a JSON object between <tool_call> and </tool_call>? Others have marks of their own there.
 bool calls_are_json(const std::string& text) {
   constexpr std::string_view kBegin = "<tool_call>", kEnd = "</tool_call>";
   for (size_t at = text.find(kBegin); at != std::string::npos; at = text.find(kBegin, at + 1)) {
@@ -65,6 +64,34 @@ bool calls_are_json(const std::string& text) {
     if (text.substr(first, end - first).find(kFunction) != std::string::npos) return true;
   }
   return false;
+}
+
+// A spelling that is not listed, if answers in it are read as the calls they are.
+bool learn_calls(const Codec& codec, TemplateTraits& traits) {
+  std::string written;
+  const CallShape shape = learn_call_shape(codec, written);
+  if (shape.kind == CallShape::Kind::kNone) return false;
+  TemplateAnswer answer = {
+      .family = shape.kind == CallShape::Kind::kObject ? Family::kHermes : Family::kShaped, .shape = shape};
+  const std::vector<ProbeCall> expected = probe_calls();
+  for (const ProbeCall& call : expected) answer.tools.push_back(call.name);
+  TemplateAnswerParser parser(answer);
+  std::vector<Delta> deltas;
+  parser.token(-1, written, deltas);
+  parser.finish("", deltas);
+  std::vector<ProbeCall> read;
+  for (const Delta& delta : deltas) {
+    if (delta.kind == Delta::Kind::kToolCall) read.push_back({delta.name, ""});
+    if (delta.kind == Delta::Kind::kToolArguments) read.back().arguments += delta.text;
+    if (delta.kind == Delta::Kind::kContent) return false;
+  }
+  const auto same = [](const ProbeCall& a, const ProbeCall& b) {
+    return a.name == b.name && Json::parse(a.arguments, nullptr, false) == Json::parse(b.arguments);
+  };
+  if (!std::equal(read.begin(), read.end(), expected.begin(), expected.end(), same)) return false;
+  traits.family = answer.family;
+  traits.shape = shape;
+  return true;
 }
 
 }  // namespace
@@ -86,21 +113,25 @@ TemplateTraits probe_template(const Codec& codec) {
       told && has(out.rendered, kFunction) && has(out.rendered, kValue) && has(out.rendered, kResult);
   const std::string many = try_render(codec, with_tools(2));
   out.many_calls = !many.empty();
+  out.told_otherwise = told && has(out.rendered, kFunction);
   if (!complete) return out;
   if (has(out.rendered, "<|tool_call>call:probe_function{")) {
     out.family = Family::kGemma;
     out.native_tools = true;
-  } else if (has(out.rendered, "<tool_call>")) {
-    out.native_tools = calls_are_json(out.rendered);
+  } else if (calls_are_json(out.rendered)) {
+    out.native_tools = true;
   } else if (has(out.rendered, "[TOOL_CALLS]")) {
     out.family = Family::kMistral;
     out.native_tools = true;
     out.named_arguments = has(out.rendered, "[ARGS]");
+  } else if (learn_calls(codec, out)) {
+    out.native_tools = true;
   } else if (has(out.rendered, "{\"name\": \"probe_function\", \"parameters\": ") ||
              codec.find_special("<|python_tag|>") >= 0) {
     out.family = Family::kLlama3;
     out.native_tools = true;
   }
+  if (out.native_tools) out.told_otherwise = false;
   return out;
 }
 
