@@ -5,7 +5,7 @@
   tests/documents_test.py --self-test    write documents with a fault each, and fail unless each is found
 
 What is looked at: README.md, CONTRIBUTING.md, SECURITY.md and docs/, in `code spans`, code blocks and links. docs/log
-and CHANGELOG.md are history, which may name what was: there only links are checked. docs/api.md and
+and CHANGELOG.md are history, which may name what was: there links and lengths alone are checked. docs/api.md and
 docs/benchmarks.md are generated and checked by tests of their own.
 
 How a name is judged:
@@ -270,10 +270,11 @@ class Checker:
             else:
                 for span in SPAN.findall(line):
                     self.check_span(document, number, span)
+        if document not in GENERATED:
+            self.check_lengths(document, text.split("\n"))
         if not history and document not in GENERATED:
             self.check_examples(document, text)
             self.check_map(document, text)
-            self.check_lengths(document, text.split("\n"))
 
 
 def documents_in(root):
@@ -367,6 +368,11 @@ def self_test():
             if len(faults) != 1 or message not in faults[0] or not faults[0].startswith("docs/bad.md:"):
                 wrong.append(f"{text!r}: found {faults}, expected one fault with '{message}'")
             (root / "docs/bad.md").unlink()
+        write_tree(root, {"CHANGELOG.md": "word " * 30 + "`gone_name`\n"})
+        faults = faults_in(root, str(binary))[0]
+        if len(faults) != 1 or "CHANGELOG.md:1: has" not in faults[0]:
+            wrong.append(f"a long line of history: found {faults}")
+        (root / "CHANGELOG.md").unlink()
         map_text = "    src/     all\n      base/ gone/  below\n    docs/ none/   more\n"
         write_tree(root, {"docs/architecture.md": map_text})
         faults = faults_in(root, str(binary))[0]
@@ -378,7 +384,7 @@ def self_test():
             wrong.append(f"a source that refers to a document that is gone: found {faults}")
     for line in wrong:
         print(line)
-    print(f"self-test: {len(BAD_DOCUMENTS) + 3} trees, {len(wrong)} judged wrongly")
+    print(f"self-test: {len(BAD_DOCUMENTS) + 4} trees, {len(wrong)} judged wrongly")
     return 1 if wrong else 0
 
 
