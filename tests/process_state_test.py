@@ -13,7 +13,7 @@ from pathlib import Path
 
 KEPT = {  # variable -> why there is one for all
     "buffer_pool()::pool": "an allocator, as malloc is one",
-    "bring_in(std::byte const*, unsigned long)::page": "the size of a page",
+    "prefetch(std::byte const*, unsigned long)::page": "the size of a page",
     "AtomicFile::AtomicFile(": "a counter in names of temporary files",
     "detected()::found": "which kernel tables this processor runs",
     "runnable_encoders()::found": "which encoders it runs",
