@@ -29,7 +29,6 @@ PARALLEL = (
 )
 # Names that say a role which folders of src have each: the list of what there is of its kind, the proof of "Same bits".
 ROLES_OF_SRC = {"registry.cpp", "same_bits_test.cpp"}
-# Names that two files have until one of them moves.
 MAX_LINES = 800
 TABLES = set()  # written by hand and longer, each with its reason
 GENERATED = re.compile(r"^// (?:Generated|Written) by tools/", re.MULTILINE)
