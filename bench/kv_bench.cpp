@@ -107,7 +107,7 @@ struct Bench {
     fmt::print(
         "  restart: {} tokens from disk in {:.3f} s, reader {:.2f} GB/s of raw bytes; first token after "
         "{:.3f} s, "
-        "{:.1f}x sooner; {}\n",
+        "{:.1f}x as fast; {}\n",
         cached, loaded, stats.disk_read_rate / 1e9, first_token, computed / first_token,
         std::memcmp(cold.data(), warm.data(), cold.size() * sizeof(float)) == 0 ? "same bits"
                                                                                 : "DIFFERENT BITS");

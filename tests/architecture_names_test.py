@@ -18,9 +18,9 @@ from pathlib import Path
 
 SOURCES = {".cpp", ".h", ".cu", ".cuh", ".inc"}
 LIST = Path("src/model/architecture_list.h")
-OTHER_MEANINGS = {
+OTHER_MEANINGS = {  # place -> words that are names of something else there
     "src/model/gated_delta.cpp": {"qwen2"},  # a tokenizer
-    "src/model/qwen35.cpp": {"qwen3.5-27b", "qwen3.5-35b-a3b"},  # presets  # place -> words that are names of something else there
+    "src/model/qwen35.cpp": {"qwen3.5-27b", "qwen3.5-35b-a3b"},  # presets
     "src/tokenizer/": {"llama", "llama4", "qwen2", "gpt2", "bert", "modern-bert", "gemma4", "falcon-h1", "lfm2",
                        "qwen35"},  # tokenizer.ggml.model, tokenizer.ggml.pre
     "apps/cli/quantize/vocabulary.cpp": {"llama", "gpt2"},
@@ -62,11 +62,10 @@ def read_architectures(texts):
     """({name in files: source file}, {object: source file})."""
     names, objects = {}, {}
     for path, text in texts.items():
-        if path.parts[:2] != ("src", "model") or not (name := NAME.search(text)):
+        if path.parts[:2] != ("src", "model") or not (own := NAME.findall(text)):
             continue
-        names[name.group(1)] = path
-        if types := MODEL_TYPES.search(text):
-            names |= {literal: path for literal in re.findall(r'"([^"]+)"', types.group(1))}
+        own += [literal for types in MODEL_TYPES.findall(text) for literal in re.findall(r'"([^"]+)"', types)]
+        names |= dict.fromkeys(own, path)
         objects |= {found: path for found in OBJECT.findall(text)}
     return names, objects
 
@@ -114,6 +113,10 @@ class Llama final : public Architecture {
   std::vector<std::string_view> model_types() const override { return {"llama", "mistral"}; }
   bool own(const Gguf& gguf) { return gguf.get_bool("llama.own"); }
 };
+class LlamaMoe final : public Llama {
+  std::string_view name() const override { return "llamamoe"; }
+  std::vector<std::string_view> model_types() const override { return {"llama_moe"}; }
+};
 const Architecture& kLlama = kObject;
 """,
     "src/model/architecture.cpp": 'if (a->name() == config.architecture) return *a;  // "llama"\n',
@@ -125,6 +128,8 @@ const Architecture& kLlama = kObject;
 BAD_FILES = {  # file -> (text, a piece of the message that must come)
     "src/model/model.cpp": ('\nif (c.name == "llama") x();\n', 'model.cpp:2: knows "llama", which is src/model/llama.cpp'),
     "src/engine/out.cpp": ('table = {{"mistral", 1}};\n', 'knows "mistral"'),
+    "src/engine/second.cpp": ('table = {{"llamamoe", 1}};\n', 'knows "llamamoe"'),
+    "src/engine/second_type.cpp": ('table = {{"llama_moe", 1}};\n', 'knows "llama_moe"'),
     "apps/cli/keys.cpp": ('writer.set("llama.block_count", 1);\n', 'knows "llama.block_count"'),
     "apps/cli/plan.cpp": ('if (plan.architecture != "bert") x();\n', "compares architecture"),
     "apps/cli/plan2.cpp": ('if (config.architecture.starts_with("qwen")) x();\n', "compares architecture"),

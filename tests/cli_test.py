@@ -74,6 +74,17 @@ class Help(CliTest):
         self.bad("bench", self.model, "--kv-dir", "x", says=["--kv-dir", "--clients"])
         self.bad("tokenize", self.model, says=["TEXT"])
 
+    def test_numbers_that_are_none_or_too_large(self):
+        largest = 2**64 - 1
+        self.bad("run", self.model, "-p", "x", "--seed=-1", says=["--seed", "-1", f"0 to {largest}"])
+        self.bad("synth", "tiny-llama", self.path / "x", "--seed", largest + 1, says=["--seed", f"0 to {largest}"])
+        for option in ("--ram-tier", "--models-memory", "--kv-dir-size"):  # MiB, which are counted in bytes
+            for value in (-1, 2**44, 10**23):
+                self.bad("serve", self.model, f"{option}={value}", says=[option, value, f"0 to {2**44 - 1}"])
+        for option in ("--rate", "--header-timeout", "--drain-timeout", "--unload-after"):
+            self.bad("serve", self.model, option, "nan", says=[option, "nan not in range"])
+        self.bad("bench", self.model, "--top-p", "nan", says=["--top-p", "nan not in range"])
+
 
 class Clients(CliTest):
     def test_many_clients_finish(self):

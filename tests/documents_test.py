@@ -5,7 +5,7 @@
   tests/documents_test.py --self-test    write documents with a fault each, and fail unless each is found
 
 What is looked at: README.md, CONTRIBUTING.md, SECURITY.md and docs/, in `code spans`, code blocks and links. docs/log
-and CHANGELOG.md are history, which may name what was: there only links are checked. docs/api.md and
+and CHANGELOG.md are history, which may name what was: there links and lengths alone are checked. docs/api.md and
 docs/benchmarks.md are generated and checked by tests of their own.
 
 How a name is judged:
@@ -14,8 +14,9 @@ How a name is judged:
   --option               of `millrace COMMAND` where one is named before it, else of any command or script of the tree
   make target            a target of the Makefile
   /v1/path               a path of the server's sources
-Also: documents that sources refer to exist. No line of prose over 120 characters; of docs/kernels and
-docs/architecture.md no line at all. A C or C++ program in a fenced block is a file of examples/, to the letter.
+Also: documents that sources refer to exist, and another page links to each. No line of prose over 120 characters; of
+docs/kernels and docs/architecture.md no line at all. A C or C++ program in a fenced block is a file of examples/, to the
+letter.
 """
 
 import fnmatch
@@ -148,7 +149,7 @@ def anchors_of(path):
 
 class Checker:
     def __init__(self, tree):
-        self.tree, self.faults, self.checked = tree, [], 0
+        self.tree, self.faults, self.checked, self.linked = tree, [], 0, set()
 
     def fault(self, document, number, message):
         self.faults.append(f"{document}:{number}: {message}")
@@ -159,6 +160,8 @@ class Checker:
         self.checked += 1
         name, _, anchor = target.partition("#")
         path = (self.tree.root / document).parent / name if name else self.tree.root / document
+        if name and document != "CHANGELOG.md":
+            self.linked.add(path.resolve())
         if not path.exists():
             self.fault(document, number, f"links to {target}: no such file")
         elif anchor and path.suffix == ".md" and anchor not in anchors_of(path):
@@ -270,10 +273,11 @@ class Checker:
             else:
                 for span in SPAN.findall(line):
                     self.check_span(document, number, span)
+        if document not in GENERATED:
+            self.check_lengths(document, text.split("\n"))
         if not history and document not in GENERATED:
             self.check_examples(document, text)
             self.check_map(document, text)
-            self.check_lengths(document, text.split("\n"))
 
 
 def documents_in(root):
@@ -284,6 +288,9 @@ def faults_in(root, binary=None):
     checker = Checker(Tree(root, binary))
     for document in documents_in(root):
         checker.check(document)
+    if (root / "README.md").is_file():  # pages that nobody finds
+        checker.faults += [f"{document}: no page links to it" for document in documents_in(root)
+                           if "/" in document and (root / document).resolve() not in checker.linked]
     for source, page in checker.tree.pages:
         checker.checked += 1
         if not (root / page).is_file():
@@ -367,6 +374,17 @@ def self_test():
             if len(faults) != 1 or message not in faults[0] or not faults[0].startswith("docs/bad.md:"):
                 wrong.append(f"{text!r}: found {faults}, expected one fault with '{message}'")
             (root / "docs/bad.md").unlink()
+        write_tree(root, {"README.md": "[a](docs/good.md), [b](docs/example.md)\n",
+                          "CHANGELOG.md": "[c](docs/log/old.md)\n"})
+        faults = faults_in(root, str(binary))[0]
+        if faults != ["docs/log/old.md: no page links to it"]:
+            wrong.append(f"a page that only the changelog links to: found {faults}")
+        (root / "README.md").unlink()
+        write_tree(root, {"CHANGELOG.md": "word " * 30 + "`gone_name`\n"})
+        faults = faults_in(root, str(binary))[0]
+        if len(faults) != 1 or "CHANGELOG.md:1: has" not in faults[0]:
+            wrong.append(f"a long line of history: found {faults}")
+        (root / "CHANGELOG.md").unlink()
         map_text = "    src/     all\n      base/ gone/  below\n    docs/ none/   more\n"
         write_tree(root, {"docs/architecture.md": map_text})
         faults = faults_in(root, str(binary))[0]
@@ -378,7 +396,7 @@ def self_test():
             wrong.append(f"a source that refers to a document that is gone: found {faults}")
     for line in wrong:
         print(line)
-    print(f"self-test: {len(BAD_DOCUMENTS) + 3} trees, {len(wrong)} judged wrongly")
+    print(f"self-test: {len(BAD_DOCUMENTS) + 5} trees, {len(wrong)} judged wrongly")
     return 1 if wrong else 0
 
 

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "engine/runtime.h"
 #include "golden_reader.h"
+#include "prompt_logits.h"
 
 namespace millrace {
 namespace {
@@ -27,21 +28,6 @@ std::unique_ptr<Runtime> open(const std::string& path, const std::string& device
                         .kv_type = std::string(kv_type_name(kv_type)),
                         .step_tokens = kRows},
                        {.sequences = 8, .logit_rows = kRows});
-}
-
-// Logits of every token of a prompt, [tokens, vocab], fed in pieces of `chunk`.
-std::vector<float> all_logits(Runtime& runtime, std::span<const int32_t> tokens, size_t chunk) {
-  kv::Sequence sequence = runtime.make_sequence();
-  std::vector<float> out;
-  while (!tokens.empty()) {
-    const size_t count = std::min(chunk, tokens.size());
-    const StepInput input = {
-        .sequence = &sequence, .tokens = tokens.first(count), .want = StepInput::Want::kAll};
-    const std::span<const float> logits = runtime.step({&input, 1});
-    out.insert(out.end(), logits.begin(), logits.end());
-    tokens = tokens.subspan(count);
-  }
-  return out;
 }
 
 std::vector<double> row_errors(Runtime& runtime, const golden::Model& model) {

@@ -15,6 +15,7 @@
 #include "golden_reader.h"
 #include "io/imatrix.h"
 #include "io/test_files.h"
+#include "prompt_logits.h"
 
 namespace millrace {
 namespace {
@@ -28,21 +29,6 @@ EngineOptions options_of(const std::string& path, const std::string& device) {
 
 std::unique_ptr<Runtime> open(const EngineOptions& options) {
   return Runtime::open(options, {.sequences = 4, .logit_rows = 512});
-}
-
-// Logits of every token, [tokens, vocab], fed in pieces of `chunk`.
-std::vector<float> all_logits(Runtime& runtime, std::span<const int32_t> tokens, size_t chunk) {
-  kv::Sequence sequence = runtime.make_sequence();
-  std::vector<float> out;
-  while (!tokens.empty()) {
-    const size_t count = std::min(chunk, tokens.size());
-    const StepInput input = {
-        .sequence = &sequence, .tokens = tokens.first(count), .want = StepInput::Want::kAll};
-    const std::span<const float> logits = runtime.step({&input, 1});
-    out.insert(out.end(), logits.begin(), logits.end());
-    tokens = tokens.subspan(count);
-  }
-  return out;
 }
 
 struct Case {

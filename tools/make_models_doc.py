@@ -2,7 +2,8 @@
 """Writes the table of architectures in docs/models.md: which are proved, from which files, on which devices.
 
   tools/make_models_doc.py            write the section of docs/models.md
-  tools/make_models_doc.py --check    write nothing; status 1 where the section is not what the tests say
+  tools/make_models_doc.py --check    write nothing; status 1 where the section is not what the tests say, or where
+                                      README.md's own table leaves an architecture out or says another cuda than it
 
 A cell is a test: the golden models under tests/golden, which tests/golden_test.cpp and tests/encoder_test.cpp compare
 with transformers, say architecture and kind of file; src/model says what an architecture is called and which of its
@@ -80,16 +81,44 @@ def lacking():
     return re.findall(r"missing\.add\(OpFeature::(\w+)\)", text)
 
 
+def cuda_cell(name, source, proved):
+    """What the cuda column says of an architecture whose golden models are `proved`."""
+    lacks = [WORDS[m] for m in lacking() if any(call in source for call in CALLS[m])]
+    if lacks:
+        return f"refused: {', '.join(lacks)}"
+    return "not run" if name in NOT_RUN_ON_CUDA else "yes" if proved else "–"
+
+
+def readme_faults():
+    """Where README's table of architectures differs: a row names them by GGUF's name or a model_type."""
+    proved, found = golden(), architectures()
+    by_type = {word: name for name, (types, *_) in reversed(found.items()) for word in (*types, name)}
+    text = (ROOT / "README.md").read_text()
+    head, rows = re.search(r"^(\| architecture \|.*)\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE).groups()
+    column = [cell.strip() for cell in head.split("|")].index("cuda")
+    named = set()
+    for row in rows.splitlines():
+        cells = [cell.strip() for cell in row.split("|")]
+        for word in cells[1].removesuffix(", with experts").split(", "):
+            if word not in by_type:
+                yield f"README.md: '{word}' is no architecture of src/model"
+                continue
+            name = by_type[word]
+            named.add(name)
+            expected = cuda_cell(name, found[name][2], name in proved)
+            if cells[column] != ("–" if expected.startswith("refused") else expected):
+                yield f"README.md: {word} says '{cells[column]}' of cuda, expected '{expected}'"
+    yield from (f"README.md: the table of architectures leaves out {name}" for name in found if name not in named)
+
+
 def section():
-    proved, missing = golden(), lacking()
+    proved = golden()
     lines = ["| architecture | `model_type` | Hugging Face directory | GGUF | reference, cpu | cuda | `millrace synth` |",
              "|---|---|---|---|---|---|---|"]
     for name, (types, presets, source, _) in architectures().items():
         tests = proved.pop(name, {})
         cells = [f"{len(tests[k])} golden model{'s' if len(tests[k]) > 1 else ''}" if k in tests else "–" for k in ("hf", "gguf")]
-        lacks = [WORDS[m] for m in missing if any(call in source for call in CALLS[m])]
-        devices = "yes" if tests else "–"
-        cuda = f"refused: {', '.join(lacks)}" if lacks else "not run" if name in NOT_RUN_ON_CUDA else devices
+        devices, cuda = "yes" if tests else "–", cuda_cell(name, source, tests)
         shown = ", ".join(f"`{p}`" for p in presets if not p.startswith("tiny-"))
         lines.append(f"| {name} | {', '.join(f'`{t}`' for t in types)} | {cells[0]} | {cells[1]} | {devices} | {cuda} | {shown} |")
     if proved:
@@ -106,6 +135,8 @@ def main():
     if "--check" in sys.argv[1:]:
         if fresh != page:
             raise SystemExit("docs/models.md is not what src/model and tests/golden say: run tools/make_models_doc.py")
+        if faults := list(readme_faults()):
+            raise SystemExit("\n".join(faults))
         return
     PAGE.write_text(fresh)
 

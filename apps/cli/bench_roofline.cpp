@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "backend/forwarding_executor.h"
@@ -19,13 +20,9 @@ namespace {
 
 constexpr const char* kNames[] = {"embed",   "norm_qkv", "rope_append_kv", "attend",      "project_add",
                                   "ffn_add", "route",    "experts_add",    "norm_logits", "pick"};
+static_assert(std::size(kNames) == kNumOperations);
 
 using Clock = std::chrono::steady_clock;
-
-// A device's names for operations are ours.
-static_assert(static_cast<int>(Op::kEmbed) == static_cast<int>(Operation::kEmbed) &&
-              static_cast<int>(Op::kLogits) == static_cast<int>(Operation::kLogits) &&
-              static_cast<int>(Op::kPick) == static_cast<int>(Operation::kPick));
 
 class MeteredExecutor final : public ForwardingExecutor {
  public:
@@ -44,45 +41,45 @@ class MeteredExecutor final : public ForwardingExecutor {
     inner().begin(batch);
   }
   void embed(const Embed& op) override {
-    time(Op::kEmbed, [&] { inner().embed(op); });
+    time(Operation::kEmbed, [&] { inner().embed(op); });
     const Weight& table = *op.table;
-    meter_->at(Op::kEmbed).bytes += stored(table).bytes / static_cast<double>(table.rows) * tokens_;
+    meter_->at(Operation::kEmbed).bytes += stored(table).bytes / static_cast<double>(table.rows) * tokens_;
   }
   void layer_inputs(const LayerInputs& op) override {  // counted with the embedding
-    time(Op::kEmbed, [&] { inner().layer_inputs(op); });
+    time(Operation::kEmbed, [&] { inner().layer_inputs(op); });
     const Weight& table = *op.table;
-    meter_->at(Op::kEmbed).bytes += stored(table).bytes / static_cast<double>(table.rows) * tokens_;
-    add(Op::kEmbed, op.projection, tokens_);
+    meter_->at(Operation::kEmbed).bytes += stored(table).bytes / static_cast<double>(table.rows) * tokens_;
+    add(Operation::kEmbed, op.projection, tokens_);
   }
   void end_layer(const EndLayer& op) override {  // counted with the feed-forward layer
-    time(Op::kFfn, [&] { inner().end_layer(op); });
+    time(Operation::kFfn, [&] { inner().end_layer(op); });
     for (const Linear* linear : {&op.gate, &op.projection}) {
-      if (linear->weight != nullptr) add(Op::kFfn, *linear, tokens_);
+      if (linear->weight != nullptr) add(Operation::kFfn, *linear, tokens_);
     }
   }
   void norm_qkv(const NormQkv& op) override {
-    time(Op::kNormQkv, [&] { inner().norm_qkv(op); });
-    add(Op::kNormQkv, op.q, tokens_);
+    time(Operation::kNormQkv, [&] { inner().norm_qkv(op); });
+    add(Operation::kNormQkv, op.q, tokens_);
     if (op.k.weight == nullptr) return;  // another layer's
-    add(Op::kNormQkv, op.k, tokens_);
-    if (op.v.weight != op.k.weight) add(Op::kNormQkv, op.v, tokens_);
+    add(Operation::kNormQkv, op.k, tokens_);
+    if (op.v.weight != op.k.weight) add(Operation::kNormQkv, op.v, tokens_);
   }
   void norm_latent_qkv(const NormLatentQkv& op) override {
-    time(Op::kNormQkv, [&] { inner().norm_latent_qkv(op); });
+    time(Operation::kNormQkv, [&] { inner().norm_latent_qkv(op); });
     for (const Linear* linear : {&op.q_a, &op.q, &op.kv_a, &op.k_b}) {
-      if (linear->weight != nullptr) add(Op::kNormQkv, *linear, tokens_);
+      if (linear->weight != nullptr) add(Operation::kNormQkv, *linear, tokens_);
     }
   }
   void rope_append_kv(const Rope& op) override {
-    time(Op::kRopeAppend, [&] { inner().rope_append_kv(op); });
-    if (op.appends) meter_->at(Op::kRopeAppend).bytes += tokens_ * kv_bytes_per_token(op.layer);
+    time(Operation::kRopeAppend, [&] { inner().rope_append_kv(op); });
+    if (op.appends) meter_->at(Operation::kRopeAppend).bytes += tokens_ * kv_bytes_per_token(op.layer);
   }
   void attend(const Attend& op) override {
-    time(Op::kAttend, [&] { inner().attend(op); });
+    time(Operation::kAttend, [&] { inner().attend(op); });
     const ExecutorSpec& spec = meter_->runtime().spec();
     // From here on, in the last layer, rows without logits are left out.
     if (only_logits_ && op.layer + 1 == std::ssize(spec.layers) && spec.beside.empty()) tokens_ = logit_rows_;
-    OpTotals& totals = meter_->at(Op::kAttend);
+    OpTotals& totals = meter_->at(Operation::kAttend);
     for (const SequenceSlice& s : sequences_) {
       double pairs = 0.0, first = s.context_len;  // first: the earliest position any row sees
       for (int32_t i = 0; i < s.num_tokens; ++i) {
@@ -98,31 +95,31 @@ class MeteredExecutor final : public ForwardingExecutor {
     }
   }
   void project_add(const Projection& op) override {
-    time(Op::kProject, [&] { inner().project_add(op); });
-    add(Op::kProject, op.linear, tokens_);
-    if (op.head_values.weight != nullptr) add(Op::kProject, op.head_values, tokens_);
+    time(Operation::kProject, [&] { inner().project_add(op); });
+    add(Operation::kProject, op.linear, tokens_);
+    if (op.head_values.weight != nullptr) add(Operation::kProject, op.head_values, tokens_);
   }
   void ffn_add(const Ffn& op) override {
-    time(Op::kFfn, [&] { inner().ffn_add(op); });
+    time(Operation::kFfn, [&] { inner().ffn_add(op); });
     for (const Linear* linear : {&op.gate, &op.up, &op.down}) {
-      if (linear->weight != nullptr) add(Op::kFfn, *linear, tokens_);
+      if (linear->weight != nullptr) add(Operation::kFfn, *linear, tokens_);
     }
   }
   void route(const Route& op) override {
     chosen_ = op.experts_per_token;
-    time(Op::kRoute, [&] { inner().route(op); });
-    add(Op::kRoute, op.router, tokens_);
+    time(Operation::kRoute, [&] { inner().route(op); });
+    add(Operation::kRoute, op.router, tokens_);
   }
   void experts_add(const Experts& op) override {
-    time(Op::kExperts, [&] { inner().experts_add(op); });
+    time(Operation::kExperts, [&] { inner().experts_add(op); });
     for (const Linear* linear : {&op.gate, &op.up, &op.down}) add_experts(*linear);
     for (const Linear* linear : {&op.shared.gate, &op.shared.up, &op.shared.down, &op.shared.mix}) {
-      if (linear->weight != nullptr) add(Op::kExperts, *linear, tokens_);
+      if (linear->weight != nullptr) add(Operation::kExperts, *linear, tokens_);
     }
   }
   void norm_logits(const Logits& op) override {
-    time(Op::kLogits, [&] { inner().norm_logits(op); });
-    if (logit_rows_ > 0) add(Op::kLogits, op.output, logit_rows_);
+    time(Operation::kLogits, [&] { inner().norm_logits(op); });
+    if (logit_rows_ > 0) add(Operation::kLogits, op.output, logit_rows_);
   }
 
  private:
@@ -139,7 +136,7 @@ class MeteredExecutor final : public ForwardingExecutor {
   }
 
   template <class Call>
-  void time(Op op, const Call& call) {
+  void time(Operation op, const Call& call) {
     const Clock::time_point start = Clock::now();
     call();
     OpTotals& totals = meter_->at(op);
@@ -147,7 +144,7 @@ class MeteredExecutor final : public ForwardingExecutor {
     ++totals.calls;
   }
 
-  void add(Op op, const Linear& linear, double rows) {
+  void add(Operation op, const Linear& linear, double rows) {
     const Stored s = stored(*linear.weight);
     OpTotals& totals = meter_->at(op);
     totals.bytes += s.bytes;
@@ -162,7 +159,7 @@ class MeteredExecutor final : public ForwardingExecutor {
     // Of tokens that choose freely, so many different experts; one token's are all different.
     const double touched =
         tokens_ == 1.0 ? chosen_ : experts * (1.0 - std::pow(1.0 - chosen_ / experts, tokens_));
-    OpTotals& totals = meter_->at(Op::kExperts);
+    OpTotals& totals = meter_->at(Operation::kExperts);
     totals.bytes += s.bytes / experts * touched;
     totals.*s.operations += 2.0 * static_cast<double>(w.rows * w.cols) * tokens_ * chosen_;
   }
@@ -277,8 +274,8 @@ Phase best_phase(const char* name, int32_t tokens, OpMeter& meter, int32_t repea
     if (i > 0 && seconds >= best.seconds) continue;
     best.seconds = seconds;
     best.totals.clear();
-    for (size_t op = 0; op < static_cast<size_t>(Op::kCount); ++op) {
-      best.totals.push_back(meter.totals(static_cast<Op>(op)));
+    for (size_t op = 0; op < kNumOperations; ++op) {
+      best.totals.push_back(meter.totals(static_cast<Operation>(op)));
     }
   }
   return best;
@@ -325,7 +322,7 @@ void OpMeter::watch(const Runtime& runtime) { runtime_ = &runtime; }
 void OpMeter::collect() {
   if (executor_ == nullptr) return;
   for (const TimedOperation& timed : executor_->operation_times()) {
-    OpTotals& totals = at(static_cast<Op>(timed.operation));
+    OpTotals& totals = at(timed.operation);
     totals.seconds += timed.seconds;
     if (timed.operation == Operation::kPick) ++totals.calls;  // nobody asks for it by name
   }

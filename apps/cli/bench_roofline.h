@@ -13,23 +13,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "backend/backend.h"
 #include "engine/runtime.h"
 
 namespace millrace::cli {
 
-enum class Op {
-  kEmbed,
-  kNormQkv,
-  kRopeAppend,
-  kAttend,
-  kProject,
-  kFfn,
-  kRoute,
-  kExperts,
-  kLogits,
-  kPick,
-  kCount
-};
+inline constexpr size_t kNumOperations = static_cast<size_t>(Operation::kPick) + 1;  // the last of them
 
 struct OpTotals {
   int64_t calls = 0;
@@ -46,15 +35,15 @@ class OpMeter : public std::enable_shared_from_this<OpMeter> {
   // Waits for what was asked of a device that times operations itself.
   void collect();
   void watch(Executor& executor) { executor_ = &executor; }
-  void reset() { totals_.assign(static_cast<size_t>(Op::kCount), {}); }
-  const OpTotals& totals(Op op) const { return totals_[static_cast<size_t>(op)]; }
+  void reset() { totals_.assign(kNumOperations, {}); }
+  const OpTotals& totals(Operation op) const { return totals_[static_cast<size_t>(op)]; }
   const Runtime& runtime() const { return *runtime_; }
-  OpTotals& at(Op op) { return totals_[static_cast<size_t>(op)]; }
+  OpTotals& at(Operation op) { return totals_[static_cast<size_t>(op)]; }
 
  private:
   const Runtime* runtime_ = nullptr;
   Executor* executor_ = nullptr;
-  std::vector<OpTotals> totals_ = std::vector<OpTotals>(static_cast<size_t>(Op::kCount));
+  std::vector<OpTotals> totals_ = std::vector<OpTotals>(kNumOperations);
 };
 
 struct RooflineRun {

@@ -35,7 +35,7 @@ constexpr const char* kChatFooter =
     "Examples:\n"
     "  millrace chat model.gguf\n"
     "  millrace chat model.gguf --system \"You answer in rhyme.\" --temp 0.9\n"
-    "  millrace chat large.gguf --speculate draft --draft-model small.gguf   # the same answers, sooner\n"
+    "  millrace chat large.gguf --speculate draft --draft-model small.gguf   # the same answers, faster\n"
     "  printf 'What is 2+2?\\nAnd times 3?\\n' | millrace chat model.gguf\n"
     "In the chat, Ctrl-C stops the answer, Ctrl-D ends the program, the arrows go through earlier lines "
     "(kept in\n"

@@ -6,6 +6,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <optional>
 #include <type_traits>
@@ -67,6 +69,17 @@ struct Command::Parts {
 // ---------------------------------------------------------------- options
 
 Option Option::required() { return option_->required(), *this; }
+// CLI11 takes -1 for 2^64 - 1, and whatever is beyond that.
+static CLI::Validator whole_number(uint64_t max) {
+  const auto check = [max](const std::string& text) {
+    uint64_t number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, number);
+    if (error == std::errc() && stop == end && number <= max) return std::string();
+    return fmt::format("found {}, expected a whole number from 0 to {}", text, max);
+  };
+  return CLI::Validator(check, "");
+}
 // Bounds that nobody comes near are not worth a reader's time.
 template <typename T>
 static CLI::Validator range_of(T min, T max) {
@@ -75,7 +88,14 @@ static CLI::Validator range_of(T min, T max) {
   return max > kWorthShowing ? range.description("") : range;
 }
 Option Option::range(int32_t min, int32_t max) { return option_->check(range_of(min, max)), *this; }
-Option Option::range(double min, double max) { return option_->check(range_of(min, max)), *this; }
+Option Option::range(double min, double max) {
+  option_->check(
+      [min, max](const std::string& text) {  // NaN is in every CLI::Range: neither too small nor too large
+        if (!std::isnan(std::strtod(text.c_str(), nullptr))) return std::string();
+        return fmt::format("Value {} not in range {} to {}", text, min, max);
+      });
+  return option_->check(range_of(min, max)), *this;
+}
 Option Option::one_of(const std::vector<std::string>& words) {
   return option_->check(CLI::IsMember(words)), *this;
 }
@@ -101,6 +121,8 @@ template <typename T>
 Option Command::option(const std::string& name, T& value, const std::string& help) {
   CLI::Option* const option = app_->add_option(name, value, help);
   if (IsList<T>::value && name.starts_with('-')) option->allow_extra_args(false);
+  if (std::is_same_v<T, uint64_t> || std::is_same_v<T, std::optional<uint64_t>>)
+    option->check(whole_number(UINT64_MAX));
   return known(option, kind_of<T>(), IsList<T>::value);
 }
 template Option Command::option(const std::string&, std::string&, const std::string&);
@@ -129,6 +151,7 @@ Option Command::size(const std::string& name, size_t& bytes, size_t unit, const 
   CLI::Option* option = app_->add_option_function<size_t>(
       name, [&bytes, unit](const size_t& units) { bytes = units * unit; }, help);
   option->default_function([&bytes, unit] { return fmt::format("{}", bytes / unit); });
+  option->check(whole_number(SIZE_MAX / unit));
   return known(option, Setting::Kind::kInteger);
 }
 

@@ -391,7 +391,7 @@ void add_inspect(CommandLine& line) {
       "--context-parallel", [options] { return options->ranks > 1; }, "without --ranks");
   command
       .option("--context-schedule", options->context_schedule,
-              "how a prompt's rows meet the keys of other processes; auto: the fewest bytes")
+              "how a prompt's rows get the keys of other processes; auto: the fewest bytes")
       .one_of({"auto", "ring", "mesh", "wallfacer"})
       .show_default();
   command.refuse_unless(

@@ -103,7 +103,7 @@ void add_rank_options(Command& command, EngineOptions& options) {
   command
       .option(
           "--context-schedule", options.context_schedule,
-          "with --context-parallel, how a prompt's ranks meet one another's keys: ring (keys and values go "
+          "with --context-parallel, how a prompt's ranks get one another's keys: ring (keys and values go "
           "round), mesh (queries along rows, keys and values along columns), wallfacer (teams share "
           "queries), or auto, the fewest bytes")
       .one_of({"auto", "ring", "mesh", "wallfacer"})

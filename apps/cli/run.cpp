@@ -37,7 +37,7 @@ constexpr const char* kRunFooter =
     "  millrace run model.gguf --raw -p \"Once upon a time\" --seed 7  # continue the text, no chat "
     "template\n"
     "  millrace run model.gguf -p Hi --json --logprobs 5 | jq .tokens[0]\n"
-    "  millrace run model.gguf -f code.py --speculate lookup        # the same text, sooner where it repeats "
+    "  millrace run model.gguf -f code.py --speculate lookup        # the same text, faster where it repeats "
     "itself\n"
     "The answer goes to standard output, everything else to standard error. Ctrl-C stops the answer (status "
     "130).";

@@ -65,7 +65,7 @@ struct EngineOptions {
   // The same with the whole model in each, and a part of every context: its keys and values, and of a prompt
   // its tokens. Not together with the other two.
   int32_t context_parallel = 1;
-  // How ranks of a context meet one another's keys in a prompt: "ring" (keys and values go round), "mesh"
+  // How ranks of a context get one another's keys in a prompt: "ring" (keys and values go round), "mesh"
   // (queries along rows of ranks, keys and values along columns), "wallfacer" (teams share queries, each with
   // a ring of its own) or "auto": what moves the fewest bytes, prompt by prompt. The same bits.
   std::string context_schedule = "auto";

@@ -642,7 +642,7 @@ class Executor {
   virtual bool time_operations() { return false; }
   virtual std::vector<TimedOperation> operation_times() { return {}; }
 
-  // For the conformance suite: a slot as float32 [rows, columns], in and out.
+  // A slot as float32 [rows, columns], out and in: tests, calibration, who hands a residual stream over.
   virtual std::vector<float> read_slot(Slot slot) = 0;
   virtual void write_slot(Slot slot, std::span<const float> values) = 0;
 };

@@ -20,7 +20,7 @@ constexpr size_t kMemoryParts = 8;  // of the memory that may be used, one; the 
 
 // Reads mapped pages and enters them into the page table. A kernel before 5.14 knows only how to start
 // reading. What cannot be read is reported where it is used.
-void bring_in(const std::byte* data, size_t bytes) {
+void prefetch(const std::byte* data, size_t bytes) {
   static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(data) / page * page,
              end = reinterpret_cast<uintptr_t>(data) + bytes;
@@ -65,7 +65,7 @@ void ReadBefore::run() {
         changed_.wait(lock, [&] { return stop_ || starts_[index] + done < wanted_ + distance_; });
         if (stop_) return;
       }
-      bring_in(data + done, step);
+      prefetch(data + done, step);
       done += step;
       {
         const std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// ReadBefore: a thread that brings parts of a mapped file into memory, in the order they will be used and
+// ReadBefore: a thread that prefetches parts of a mapped file from disk, in the order they will be used and
 // some way before it, so that who uses them does not wait for a page while the disk has nothing to do.
 #pragma once
 

@@ -61,10 +61,9 @@ Value from_json(const ordered_json& json, int depth) {
 
 namespace {
 
-class JsonWriter {
+class JsonDump {
  public:
-  JsonWriter(bool ascii, bool sort_keys, bool has_indent, std::string indent, std::string item,
-             std::string key)
+  JsonDump(bool ascii, bool sort_keys, bool has_indent, std::string indent, std::string item, std::string key)
       : ascii_(ascii),
         sort_keys_(sort_keys),
         has_indent_(has_indent),
@@ -230,8 +229,7 @@ Value filter_tojson(RenderState&, const Value& self, const Arguments& arguments)
     item = to_text(separators[0]);
     key = to_text(separators[1]);
   }
-  JsonWriter writer(args.flag(0), args.flag(3), has_indent, std::move(indent), std::move(item),
-                    std::move(key));
+  JsonDump writer(args.flag(0), args.flag(3), has_indent, std::move(indent), std::move(item), std::move(key));
   writer.write(self);
   return Value::string(std::move(writer.text));
 }

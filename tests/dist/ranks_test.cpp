@@ -19,6 +19,7 @@
 #include "engine/test_harness.h"
 #include "tests/dist/with_ranks.h"
 #include "tests/golden_reader.h"
+#include "tests/prompt_logits.h"
 
 namespace millrace {
 namespace {
@@ -42,21 +43,6 @@ EngineOptions options_for(const std::string& path, int ranks, const std::string&
 std::unique_ptr<Runtime> open(const EngineOptions& options,
                               std::shared_ptr<dist::Communicator> group = nullptr) {
   return Runtime::open(options, {.sequences = 4, .logit_rows = kRows, .group = std::move(group)});
-}
-
-// Logits of every token of a prompt, [tokens, vocab], fed in pieces of `chunk`.
-std::vector<float> all_logits(Runtime& runtime, std::span<const int32_t> tokens, size_t chunk) {
-  kv::Sequence sequence = runtime.make_sequence();
-  std::vector<float> out;
-  while (!tokens.empty()) {
-    const size_t count = std::min(chunk, tokens.size());
-    const StepInput input = {
-        .sequence = &sequence, .tokens = tokens.first(count), .want = StepInput::Want::kAll};
-    const std::span<const float> logits = runtime.step({&input, 1});
-    out.insert(out.end(), logits.begin(), logits.end());
-    tokens = tokens.subspan(count);
-  }
-  return out;
 }
 
 std::vector<int32_t> greedy(Runtime& runtime, std::span<const int32_t> prompt) {

@@ -42,7 +42,7 @@ typedef enum mr_status {
 MR_API const char* mr_last_error(void);
 /* The name of a status, e.g. "MR_ERROR_INVALID". */
 MR_API const char* mr_status_name(mr_status status);
-/* The version of the library, "0.2.0". */
+/* The version of the library, "MAJOR.MINOR.PATCH". */
 MR_API const char* mr_version(void);
 
 /* How numbers are stored. A quantized type is a block of so many elements in so many bytes (GGUF's layouts,

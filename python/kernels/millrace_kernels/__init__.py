@@ -3,9 +3,8 @@
 Each is imported by itself, so that none needs the packages of another. docs/python_kernels.md describes them.
 """
 
+import ctypes
 from pathlib import Path
-
-__version__ = "0.2.0"
 
 _HERE = Path(__file__).resolve().parent
 
@@ -21,3 +20,12 @@ def library_path(name: str = "kernels") -> Path:
 def include_dir() -> Path:
     """The folder of the C headers, for programs that link the kernel library: millrace/kernels.h."""
     return _HERE / "include"
+
+
+def __getattr__(name: str):
+    if name == "__version__":  # the library's, asked once
+        library = ctypes.CDLL(str(library_path()))
+        library.mr_version.restype = ctypes.c_char_p
+        globals()[name] = library.mr_version().decode()
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
