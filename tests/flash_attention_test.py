@@ -156,10 +156,11 @@ class Case:
     """A problem with its tensors. lengths: (queries, keys) of every sequence."""
 
     def __init__(self, rng, type, lengths, heads, kv_heads, dim, value_dim, layout, window=(-1, -1), sinks=False,
-                 softcap=0.0, scale=0.0, block=None, page=16, rotate=0):
+                 softcap=0.0, scale=0.0, block=None, page=16, rotate=0, heads_first=False):
         self.type, self.lengths, self.heads, self.kv_heads = type, lengths, heads, kv_heads
         self.dim, self.value_dim, self.layout, self.window = dim, value_dim, layout, window
         self.softcap, self.scale, self.block, self.page, self.rotate = softcap, scale, block, page, rotate
+        self.order = "bhsd" if layout == "bhsd" or heads_first else "bshd"
         self.batch = len(lengths)
         self.max_q = max((q for q, _ in lengths), default=0)
         self.max_k = max((k for _, k in lengths), default=0)
@@ -168,7 +169,7 @@ class Case:
         self.sinks = torch.randn(heads, generator=self.generator(9)) if sinks else None
 
     def __str__(self):
-        return (f"{NAMES[self.type]} {self.layout} {self.lengths} heads {self.heads}/{self.kv_heads} "
+        return (f"{NAMES[self.type]} {self.layout} {self.order} {self.lengths} heads {self.heads}/{self.kv_heads} "
                 f"dims {self.dim}/{self.value_dim} window {self.window} sinks {self.sinks is not None} "
                 f"softcap {self.softcap} scale {self.scale} blocks {self.block} page {self.page}")
 
@@ -267,7 +268,7 @@ class Run:
 
     def __init__(self, library, case):
         self.library, self.case = library, case
-        self.order = "bhsd" if case.layout == "bhsd" else "bshd"
+        self.order = case.order
         self.keep = []
         self.q, self.k, self.v = (case.random(0, case.rows(0), case.heads, case.dim),
                                   case.random(1, case.rows(1), case.kv_heads, case.dim),
@@ -397,7 +398,7 @@ def fixed_cases(rng):
         for lengths in ([], [(0, 0)], [(0, 5)], [(5, 0)], [(1, 1)], [(1, 200)], [(130, 67)], [(1, 900)], [(300, 700)]):
             if layout == "ragged" and lengths:
                 lengths = lengths + [(3, 7), (0, 9), (65, 64)]
-            yield Case(rng, F32, lengths, 4, 2, 64, 64, layout, (-1, 0), True)
+            yield Case(rng, F32, lengths, 4, 2, 64, 64, layout, (-1, 0), True, heads_first=layout == "ragged")
     for type in (F32, F16, BF16):
         for dims in ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (8, 24), (40, 72)):
             yield Case(rng, type, [(70, 133)], 4, 2, *dims, "bshd", (-1, 0))
@@ -425,7 +426,8 @@ def random_case(rng):
     block = None if rng.random() < 0.7 else (rng.choice((64, 128)), rng.choice((64, 128)), 0.6)
     return Case(rng, type, sequences, kv_heads * rng.choice((1, 2, 5)), kv_heads, dim, value_dim, layout, window,
                 sinks=rng.random() < 0.5, softcap=rng.choice((0.0, 0.0, 2.0, 30.0)), scale=rng.choice((0.0, 0.3)),
-                block=block, page=rng.choice((16, 64, 48)), rotate=rng.randrange(2))
+                block=block, page=rng.choice((16, 64, 48)), rotate=rng.randrange(2),
+                heads_first=layout == "ragged" and rng.random() < 0.5)
 
 
 def main():

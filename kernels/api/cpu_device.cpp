@@ -219,13 +219,12 @@ void CpuDevice::quantize(DType type, const float* x, int64_t rows, int64_t cols,
   const auto row_bytes = static_cast<int64_t>(bytes_of(type, cols));
   std::atomic<bool> finite{true};
   pool_.parallel_for(rows, kCodedPerTask, [&](int64_t begin, int64_t end, int) {
-    if (!quant::all_finite(x + begin * cols, (end - begin) * cols)) {
-      finite = false;
-      return;
-    }
-    quant::encode_rows(type, x + begin * cols, end - begin, cols, importance, out + begin * row_bytes);
+    if (!quant::all_finite(x + begin * cols, (end - begin) * cols)) finite = false;
   });
   if (!finite) throw_error(ErrorCode::kBadInput, "x has a NaN or an infinity, expected finite numbers");
+  pool_.parallel_for(rows, kCodedPerTask, [&](int64_t begin, int64_t end, int) {
+    quant::encode_rows(type, x + begin * cols, end - begin, cols, importance, out + begin * row_bytes);
+  });
 }
 
 void CpuDevice::dequantize(const TensorView& matrix, int64_t first, int64_t rows, float* out) {

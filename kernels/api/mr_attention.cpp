@@ -31,9 +31,9 @@ void check_batch(const mr_batch* batch, const mr_attention_config& config) {
   require_pointer(batch, "batch");
   require_range(batch->num_sequences, 0, config.max_sequences, "num_sequences");
   if (batch->num_sequences == 0) return;
-  require_pointer(batch->row_starts, "row_starts");
-  require_pointer(batch->context_lengths, "context_lengths");
-  require_pointer(batch->block_tables, "block_tables");
+  require_aligned(batch->row_starts, alignof(int32_t), "row_starts");
+  require_aligned(batch->context_lengths, alignof(int32_t), "context_lengths");
+  require_aligned(batch->block_tables, alignof(int32_t), "block_tables");
   require_range(batch->row_starts[0], 0, 0, "row_starts[0]");
   for (int32_t s = 0; s < batch->num_sequences; ++s) {
     const int32_t begin = batch->row_starts[s], end = batch->row_starts[s + 1];
@@ -48,6 +48,7 @@ void check_batch(const mr_batch* batch, const mr_attention_config& config) {
                   context, end - begin, config.max_context);
     }
     const int32_t blocks = blocks_for(length);
+    require_range(batch->table_stride, 0, kMaxElements, "table_stride");
     if (batch->table_stride < blocks) {
       throw_error(ErrorCode::kBadInput, "table_stride is {}, expected at least the {} blocks of sequence {}",
                   batch->table_stride, blocks, s);
@@ -77,6 +78,7 @@ void check_planned(const mr_attention* attention) {
 void check_rotary(const mr_rotary* rotary, int32_t head_dim) {
   require_range(rotary->num_freqs, 0, head_dim / 2, "rotary.num_freqs");
   if (rotary->num_freqs > 0) require_aligned(rotary->inv_freq, alignof(float), "rotary.inv_freq");
+  require_finite(rotary->magnitude, "rotary.magnitude");
   require_range(rotary->interleaved, 0, 1, "rotary.interleaved");
 }
 
@@ -154,6 +156,8 @@ mr_status mr_attention_run(mr_attention* attention, const mr_kv_cache* cache, co
     const mr_kv_cache checked = api::checked_cache(cache, *attention);
     api::require_pointer(args, "args");
     api::require_range(args->window, 0, INT32_MAX, "args.window");
+    api::require_finite(args->scale, "args.scale");
+    api::allow_aligned(args->sinks, alignof(float), "args.sinks");
     api::require_aligned(query, 16, "query");
     api::require_aligned(out, 16, "out");
     mr_attention_args checked_args = *args;
@@ -176,7 +180,7 @@ mr_status mr_rotary_apply(mr_device* device, const mr_rotary* rotary, const int3
     const int64_t cols = int64_t{heads} * head_dim, stride = api::stride_or(row_stride, cols, "row_stride");
     api::product(rows, stride, "rows of x");
     if (rows == 0) return;
-    api::require_pointer(positions, "positions");
+    api::require_aligned(positions, alignof(int32_t), "positions");
     api::require_aligned(x, alignof(float), "x");
     device->rotary_apply(*rotary, positions, rows, heads, head_dim, x, stride, stream);
   });

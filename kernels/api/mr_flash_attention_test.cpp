@@ -265,7 +265,7 @@ std::vector<FlashShape> grid() {
     add([&](FlashShape& s) { s.type = type, s.heads_first = true, s.softcap = 3, s.left = 9, s.right = 4; });
     add([&](FlashShape& s) {
       s.type = type, s.cu_q = {0, 0, 5, 70, 71}, s.cu_k = {0, 4, 4, 70, 200}, s.batch = 4, s.right = 0;
-      s.heads = 6, s.kv_heads = 2, s.sinks = true;
+      s.heads = 6, s.kv_heads = 2, s.sinks = true, s.heads_first = type == MR_F16;
     });
   }
   const int32_t lengths[] = {0, 1, 65};

@@ -107,7 +107,8 @@ void check_stride(int64_t stride, int64_t count, const TensorShape& shape, const
   flash_bad(fmt::format("{} is {} elements, expected a multiple of {} bytes", name, stride, kRowBytesStep));
 }
 
-// Rows of an output may interleave in any order, but none may share an element.
+// Rows of an output may interleave in any order, but none may share an element. How many rows all ragged
+// sequences have stands in the device's memory: a head's stride is not compared with them.
 void check_apart(const mr_flash_tensor& t, const TensorShape& shape, const char* name) {
   struct Side {
     int64_t stride, count;
@@ -117,7 +118,8 @@ void check_apart(const mr_flash_tensor& t, const TensorShape& shape, const char*
   std::sort(sides.begin(), sides.end(), [](const Side& a, const Side& b) { return a.stride < b.stride; });
   int64_t extent = shape.dim;
   for (const Side& side : sides) {
-    if (side.count <= 1) continue;
+    const bool unknown = shape.ragged && side.stride == t.seq_stride && side.stride < t.head_stride;
+    if (side.count <= 1 || unknown) continue;
     if (side.stride < extent) {
       flash_bad(
           fmt::format("{}: rows overlap, a stride of {} steps over {} elements", name, side.stride, extent));
@@ -179,7 +181,7 @@ void check_flash_tensor(const mr_flash_tensor& t, const TensorShape& shape, cons
 
 TensorShape query_shape(const mr_flash_problem& p, int32_t dim, mr_dtype type, bool written) {
   if (p.cu_q == nullptr) return {p.batch, p.max_q, p.heads, dim, type, written};
-  return {std::min(p.batch, 1), int64_t{p.batch} * p.max_q, p.heads, dim, type, written};
+  return {std::min(p.batch, 1), int64_t{p.batch} * p.max_q, p.heads, dim, type, written, true};
 }
 TensorShape key_shape(const mr_flash_problem& p, int32_t dim, mr_dtype type, bool written) {
   if (p.pages != nullptr) {
@@ -187,7 +189,7 @@ TensorShape key_shape(const mr_flash_problem& p, int32_t dim, mr_dtype type, boo
     return {p.batch == 0 ? 0 : pages, p.page_tokens, p.kv_heads, dim, type, written};
   }
   if (p.cu_k == nullptr) return {p.batch, p.max_k, p.kv_heads, dim, type, written};
-  return {std::min(p.batch, 1), int64_t{p.batch} * p.max_k, p.kv_heads, dim, type, written};
+  return {std::min(p.batch, 1), int64_t{p.batch} * p.max_k, p.kv_heads, dim, type, written, true};
 }
 
 void check_inputs(const mr_flash_problem& p, const mr_flash_tensor& q, const mr_flash_tensor& k,

@@ -27,6 +27,7 @@ struct TensorShape {
   int64_t batch, seq, heads, dim;
   mr_dtype type;
   bool written;
+  bool ragged = false;  // seq: as many rows as all sequences may have
 };
 void check_flash_tensor(const mr_flash_tensor& t, const TensorShape& shape, const char* name);
 // Of q, out and their gradients; of k, v and theirs, of `type`.

@@ -190,7 +190,7 @@ mr_status mr_flash_sink_gradient(float sink, const float* lse, const float* delt
       api::require_aligned(lse, 4, "lse");
       api::require_aligned(delta, 4, "delta");
     }
-    api::require_pointer(sum, "sum");
+    api::require_aligned(sum, alignof(double), "sum");
     *sum = millrace::cpu::flash_sink_gradient(sink, lse, delta, rows);
   });
 }

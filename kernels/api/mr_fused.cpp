@@ -1,7 +1,6 @@
 // The C functions of the fused operations: what is checked on every device.
 #include "kernels/api/mr_fused.h"
 
-#include <cmath>
 #include <initializer_list>
 
 #include "kernels/api/mr_device.h"
@@ -18,9 +17,6 @@ void check_vector(const mr_vector& of, const char* name) {
 void check_shape(int64_t rows, int64_t cols) {
   require_range(rows, 0, kMaxCount, "args.rows");
   require_range(cols, 1, kMaxCount, "args.cols");
-}
-void require_finite(float value, const char* name) {
-  if (!std::isfinite(value)) throw_error(ErrorCode::kBadInput, "{} is {}, expected a number", name, value);
 }
 
 // An output in the place of an input: element by element it is the same place.

@@ -1,8 +1,6 @@
 // The C function of millrace/kernels/gemm.h: what is checked on every device.
 #include "millrace/kernels/gemm.h"
 
-#include <cmath>
-
 #include "kernels/api/mr_device.h"
 
 namespace millrace::api {
@@ -92,7 +90,10 @@ void check_scales(mr_gemm_args& args) {
                 : args.b_scale_rows != 0 ? "b_scale_rows"
                                          : "b_scale_cols");
   }
-  if (args.type != MR_I8 && (args.a_scales != nullptr || args.b_scales != nullptr)) {
+  if (args.type == MR_I8) {
+    allow_aligned(args.a_scales, alignof(float), "args.a_scales");
+    allow_aligned(args.b_scales, alignof(float), "args.b_scales");
+  } else if (args.a_scales != nullptr || args.b_scales != nullptr) {
     throw_error(ErrorCode::kBadInput,
                 "args.{} is given, expected NULL unless args.type is f8_e4m3, f8_e5m2 or i8",
                 args.a_scales != nullptr ? "a_scales" : "b_scales");
@@ -113,9 +114,7 @@ void check_outputs(mr_gemm_args& args, int64_t outputs) {
     if (!(args.gate_limit > 0.0f)) {
       throw_error(ErrorCode::kBadInput, "args.gate_limit is {}, expected more than 0", args.gate_limit);
     }
-    if (!std::isfinite(args.gate_alpha)) {
-      throw_error(ErrorCode::kBadInput, "args.gate_alpha is {}, expected a number", args.gate_alpha);
-    }
+    require_finite(args.gate_alpha, "args.gate_alpha");
   } else if (args.gate_alpha != 0.0f || args.gate_limit != 0.0f) {
     throw_error(ErrorCode::kBadInput, "args.{} is given, expected 0 unless args.activation is clamped SwiGLU",
                 args.gate_alpha != 0.0f ? "gate_alpha" : "gate_limit");
@@ -158,6 +157,7 @@ mr_gemm_args checked(const mr_gemm_args* given) {
   check_matrix(args.c, args.m, outputs, args.ldc, args.out_type, "args.c", "args.ldc");
   check_outputs(args, outputs);
   check_scales(args);
+  allow_aligned(args.bias, alignof(float), "args.bias");
   if (args.alpha == 0.0f) args.alpha = 1.0f;
   if (args.residual != nullptr) {
     if (args.residual_stride == 0) args.residual_stride = args.ldc;

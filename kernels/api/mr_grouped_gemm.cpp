@@ -27,6 +27,20 @@ void check_grouped_rows(const void* data, int64_t rows, int64_t cols, int64_t& s
   if (rows > 0 && cols > 0) require_aligned(data, bytes, name);
 }
 
+// Where the host reads the device's memory: offsets that are not these lead out of the arrays.
+void check_offsets(const mr_device& device, const int32_t* offsets, int64_t experts, int64_t m) {
+  if (offsets == nullptr || !device.has_host_memory()) return;
+  if (offsets[0] != 0) throw_error(ErrorCode::kBadInput, "args.offsets[0] is {}, expected 0", offsets[0]);
+  for (int64_t e = 0; e < experts; ++e) {
+    if (offsets[e + 1] < offsets[e] || offsets[e + 1] > m)
+      throw_error(ErrorCode::kBadInput, "args.offsets[{}] is {}, expected {} to {}, args.m", e + 1,
+                  offsets[e + 1], offsets[e], m);
+  }
+  if (offsets[experts] != m)
+    throw_error(ErrorCode::kBadInput, "args.offsets[{}] is {}, expected {}, args.m", experts,
+                offsets[experts], m);
+}
+
 // ---------------------------------------------------------------- four-bit weights
 
 void require_whole_groups(mr_lowbit_format format, int64_t k, const char* name) {
@@ -83,6 +97,9 @@ mr_lowbit_gemm_args checked(const mr_lowbit_gemm_args* given) {
   require_whole_groups(args.format, args.k, "args.k");
   if (args.n > 0 && args.k > 0) require_aligned(args.weights, kPackedAlignment, "args.weights");
   if (args.experts > 1) require_pointer(args.offsets, "args.offsets");
+  allow_aligned(args.offsets, alignof(int32_t), "args.offsets");
+  allow_aligned(args.expert_scales, alignof(float), "args.expert_scales");
+  allow_aligned(args.bias, alignof(float), "args.bias");
   if (args.backward != 0 && args.bias != nullptr)
     throw_error(ErrorCode::kBadInput, "args.bias is given, expected NULL where args.backward is 1");
   check_grouped_rows(args.x, args.m, args.backward ? args.n : args.k, args.ldx, 2, "args.x", "args.ldx");
@@ -127,7 +144,7 @@ mr_grouped_gemm_args checked(const mr_grouped_gemm_args* given) {
   require_range(args.n, 0, kMaxGroupedSize, "args.n");
   require_range(args.k, 0, kMaxGroupedSize, "args.k");
   product(product(args.experts, args.n, "args.n"), args.k, "args.k");
-  require_pointer(args.offsets, "args.offsets");
+  require_aligned(args.offsets, alignof(int32_t), "args.offsets");
   const size_t bytes = out_bytes_of(args.type), out = out_bytes_of(args.out_type);
   check_grouped_rows(args.a, args.m, forward ? args.k : args.n, args.lda, bytes, "args.a", "args.lda");
   if (!wgrad && args.ldb != 0 && args.ldb != args.k)
@@ -191,6 +208,7 @@ mr_status mr_lowbit_gemm(mr_device* device, const mr_lowbit_gemm_args* args, voi
     require_pointer(device, "device");
     const mr_lowbit_gemm_args good = millrace::api::checked(args);
     millrace::api::require_workspace(workspace, workspace_bytes, device->lowbit_gemm_workspace_bytes(good));
+    millrace::api::check_offsets(*device, good.offsets, good.experts, good.m);
     if (good.m > 0 && (good.backward ? good.k : good.n) > 0) device->lowbit_gemm(good, workspace, stream);
   });
 }
@@ -210,6 +228,7 @@ mr_status mr_grouped_gemm(mr_device* device, const mr_grouped_gemm_args* args, v
     require_pointer(device, "device");
     const mr_grouped_gemm_args good = millrace::api::checked(args);
     millrace::api::require_workspace(workspace, workspace_bytes, device->grouped_gemm_workspace_bytes(good));
+    millrace::api::check_offsets(*device, good.offsets, good.experts, good.m);
     device->grouped_gemm(good, workspace, stream);
   });
 }

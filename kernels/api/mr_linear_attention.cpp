@@ -151,8 +151,11 @@ Args checked_backward(const mr_device& device, const Args* given, const Check& c
 mr_gated_delta_backward_args checked_delta_backward(const mr_device& device,
                                                     const mr_gated_delta_backward_args* given) {
   const mr_gated_delta_backward_args args = checked_backward(device, given, checked_delta);
-  for (const float* gradient : {args.dq, args.dk, args.dv, args.dg, args.dbeta})
-    allow_floats(gradient, "a gradient of args");
+  allow_floats(args.dq, "args.dq");
+  allow_floats(args.dk, "args.dk");
+  allow_floats(args.dv, "args.dv");
+  allow_floats(args.dg, "args.dg");
+  allow_floats(args.dbeta, "args.dbeta");
   if (args.forward.g == nullptr && args.dg != nullptr)
     throw_error(ErrorCode::kBadInput, "args.dg: found a gradient of args.forward.g, which is NULL");
   if (args.forward.beta == nullptr && args.dbeta != nullptr)
@@ -163,8 +166,12 @@ mr_gated_delta_backward_args checked_delta_backward(const mr_device& device,
 mr_selective_scan_backward_args checked_scan_backward(const mr_device& device,
                                                       const mr_selective_scan_backward_args* given) {
   const mr_selective_scan_backward_args args = checked_backward(device, given, checked_scan);
-  for (const float* gradient : {args.dx, args.ddt, args.da, args.db, args.dc, args.dd})
-    allow_floats(gradient, "a gradient of args");
+  allow_floats(args.dx, "args.dx");
+  allow_floats(args.ddt, "args.ddt");
+  allow_floats(args.da, "args.da");
+  allow_floats(args.db, "args.db");
+  allow_floats(args.dc, "args.dc");
+  allow_floats(args.dd, "args.dd");
   if (args.forward.d == nullptr && args.dd != nullptr)
     throw_error(ErrorCode::kBadInput, "args.dd: found a gradient of args.forward.d, which is NULL");
   return args;
@@ -172,8 +179,12 @@ mr_selective_scan_backward_args checked_scan_backward(const mr_device& device,
 
 mr_wkv7_backward_args checked_wkv7_backward(const mr_device& device, const mr_wkv7_backward_args* given) {
   const mr_wkv7_backward_args args = checked_backward(device, given, checked_wkv7);
-  for (const float* gradient : {args.dr, args.dw, args.dk, args.dv, args.da, args.db})
-    allow_floats(gradient, "a gradient of args");
+  allow_floats(args.dr, "args.dr");
+  allow_floats(args.dw, "args.dw");
+  allow_floats(args.dk, "args.dk");
+  allow_floats(args.dv, "args.dv");
+  allow_floats(args.da, "args.da");
+  allow_floats(args.db, "args.db");
   return args;
 }
 

@@ -1,6 +1,7 @@
 // mr_lowbit_*, mr_fp4_gemm and mr_grouped_gemm on every instruction set of this machine, against sums in
 // double over what the published matrices mean: e2m1 by its table, GPTQ's and AWQ's words as their formats
 // describe them.
+#include <array>
 #include <cstring>
 
 #include "base/float_bits.h"
@@ -214,6 +215,8 @@ TEST(Lowbit, WrongArguments) {
   refused_product("args.bias", [&](mr_lowbit_gemm_args& a) { a.backward = 1, a.bias = y.data(); });
   refused_product("args.ldx", [](mr_lowbit_gemm_args& a) { a.ldx = 5; });
   refused_product("args.out_type", [](mr_lowbit_gemm_args& a) { a.out_type = MR_I8; });
+  const int32_t too_many[2] = {0, 2};
+  refused_product("args.offsets[1]", [&](mr_lowbit_gemm_args& a) { a.offsets = too_many; });
 }
 
 TEST(Fp4Gemm, AgainstSumsInDouble) {
@@ -365,6 +368,30 @@ TEST(GroupedGemm, WrongArguments) {
   refused(MR_ERROR_INVALID, "args.ldb", [](mr_grouped_gemm_args& x) { x.ldb = 16; });
   refused(MR_ERROR_INVALID, "a_scales", [&](mr_grouped_gemm_args& x) { x.a_scales = c.data(); });
   refused(MR_ERROR_INVALID, "args.a_scales", [](mr_grouped_gemm_args& x) { x.type = MR_F8_E4M3; });
+}
+
+// A CPU reads them before it computes: nothing is read or written beyond the arrays.
+TEST(GroupedGemm, OffsetsThatAreNotRowsOfTheExpertsAreRefused) {
+  const DevicePtr device = open_cpu();
+  const std::vector<uint16_t> a(64), b(128);
+  std::vector<float> c(64, 7.0f);
+  struct Wrong {
+    std::array<int32_t, 3> offsets;
+    const char* word;
+  };
+  for (const Wrong& wrong :
+       {Wrong{{1, 2, 8}, "offsets[0]"}, Wrong{{0, 9, 8}, "offsets[1]"}, Wrong{{0, 4, 2}, "offsets[2]"},
+        Wrong{{0, -1, 8}, "offsets[1]"}, Wrong{{0, 2, 7}, "offsets[2]"}}) {
+    mr_grouped_gemm_args args{};
+    args.type = MR_BF16, args.experts = 2, args.m = args.n = args.k = 8, args.offsets = wrong.offsets.data();
+    args.a = a.data(), args.b = b.data(), args.c = c.data(), args.out_type = MR_F32;
+    size_t bytes = 0;
+    ASSERT_EQ(mr_grouped_gemm_workspace_bytes(device.get(), &args, &bytes), MR_OK) << mr_last_error();
+    const Guarded workspace(bytes);
+    EXPECT_REFUSED(mr_grouped_gemm(device.get(), &args, workspace.data(), bytes, nullptr), MR_ERROR_INVALID,
+                   wrong.word);
+  }
+  EXPECT_EQ(c, std::vector<float>(64, 7.0f));
 }
 
 }  // namespace

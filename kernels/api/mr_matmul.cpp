@@ -102,6 +102,7 @@ mr_matmul_args checked_args(const mr_device* device, const mr_matmul_args* args)
   checked.y_stride = stride_or(args->y_stride, w.rows, "args.y_stride");
   product(args->rows, checked.x_stride, "rows of x");
   product(args->rows, checked.y_stride, "rows of y");
+  allow_aligned(args->bias, alignof(float), "args.bias");
   if (args->rows > 0) {
     require_aligned(args->x, alignof(float), "args.x");
     require_aligned(args->y, alignof(float), "args.y");
@@ -110,7 +111,7 @@ mr_matmul_args checked_args(const mr_device* device, const mr_matmul_args* args)
 }
 
 void check_quantized(const mr_device* device, mr_dtype type, const float* x, int64_t rows, int64_t cols,
-                     const void* out) {
+                     const float* importance, const void* out) {
   require_pointer(device, "device");
   const DType checked = dtype_of(type, "type");
   require_range(rows, 0, kMaxDimension, "rows");
@@ -119,6 +120,7 @@ void check_quantized(const mr_device* device, mr_dtype type, const float* x, int
   product(rows, cols, "rows of x");
   if (rows == 0) return;
   require_aligned(x, alignof(float), "x");
+  allow_aligned(importance, alignof(float), "importance");
   require_aligned(out, alignment_of(checked), "out");
 }
 
@@ -224,7 +226,7 @@ mr_status mr_row_bytes(mr_dtype type, int64_t cols, size_t* bytes) {
 mr_status mr_quantize(mr_device* device, mr_dtype type, const float* x, int64_t rows, int64_t cols,
                       const float* importance, void* out) {
   return api::guarded([&] {
-    api::check_quantized(device, type, x, rows, cols, out);
+    api::check_quantized(device, type, x, rows, cols, importance, out);
     if (rows == 0) return;
     device->quantize(static_cast<millrace::DType>(type), x, rows, cols, importance,
                      static_cast<std::byte*>(out));

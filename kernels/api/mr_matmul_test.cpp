@@ -226,6 +226,15 @@ TEST(MrQuant, DequantizesWhatItQuantized) {
   }
 }
 
+TEST(MrQuant, RowsBeforeANaNAreNotWritten) {
+  std::vector<float> x(40 * 64, 1.0f);
+  x.back() = NAN;
+  std::vector<uint8_t> out(40 * 68, 0xee);
+  EXPECT_REFUSED(mr_quantize(open_cpu(nullptr, 1).get(), MR_Q8_0, x.data(), 40, 64, nullptr, out.data()),
+                 MR_ERROR_INVALID, "NaN");
+  EXPECT_EQ(out, std::vector<uint8_t>(40 * 68, 0xee));
+}
+
 TEST(MrQuant, RefusesBadArguments) {
   const DevicePtr device = open_cpu(nullptr, 1);
   std::vector<float> x(64, 1.0f);

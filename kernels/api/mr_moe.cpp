@@ -40,9 +40,18 @@ void check_moe_shapes(const mr_device* device, const mr_moe_args* args) {
 void check_moe(const mr_device* device, const mr_moe_args* args) {
   check_moe_shapes(device, args);
   require_range(static_cast<int64_t>(args->activation), MR_SWIGLU, MR_CLAMPED_SWIGLU, "args.activation");
+  if (args->activation == MR_CLAMPED_SWIGLU) {
+    require_finite(args->alpha, "args.alpha");
+    if (!(args->limit > 0.0f)) {
+      throw_error(ErrorCode::kBadInput, "args.limit is {}, expected above 0", args->limit);
+    }
+  }
+  allow_aligned(args->gate_bias, alignof(float), "args.gate_bias");
+  allow_aligned(args->up_bias, alignof(float), "args.up_bias");
+  allow_aligned(args->down_bias, alignof(float), "args.down_bias");
   if (args->rows == 0) return;
-  require_pointer(args->chosen, "args.chosen");
-  require_pointer(args->weights, "args.weights");
+  require_aligned(args->chosen, alignof(int32_t), "args.chosen");
+  require_aligned(args->weights, alignof(float), "args.weights");
   require_aligned(args->x, alignof(float), "args.x");
   require_aligned(args->y, alignof(float), "args.y");
 }
@@ -57,8 +66,8 @@ void check_route(const mr_device* device, const float* scores, int64_t rows, int
   require_range(static_cast<int64_t>(over), MR_SOFTMAX_CHOSEN, MR_SOFTMAX_ALL, "softmax_over");
   if (rows == 0) return;
   require_aligned(scores, alignof(float), "scores");
-  require_pointer(chosen, "chosen");
-  require_pointer(weights, "weights");
+  require_aligned(chosen, alignof(int32_t), "chosen");
+  require_aligned(weights, alignof(float), "weights");
 }
 
 void require_number(double value, double low, bool low_included, double high, const char* name) {
@@ -127,6 +136,10 @@ mr_status mr_rmsnorm(mr_device* device, const float* x, int64_t x_stride, const 
     const int64_t to = api::stride_or(y_stride, cols, "y_stride");
     api::product(rows, from, "rows of x");
     api::product(rows, to, "rows of y");
+    api::require_finite(eps, "eps");
+    if (eps < 0.0f) {
+      millrace::throw_error(millrace::ErrorCode::kBadInput, "eps is {}, expected at least 0", eps);
+    }
     if (x == y && from != to) {
       millrace::throw_error(millrace::ErrorCode::kBadInput, "y is x with y_stride {}, expected x_stride's {}",
                             to, from);
@@ -156,8 +169,8 @@ mr_status mr_sample(mr_device* device, const float* logits, int64_t rows, int64_
     api::check_sample_shape(rows, vocab);
     if (rows == 0) return;
     api::require_aligned(logits, alignof(float), "logits");
-    api::require_pointer(params, "params");
-    api::require_pointer(tokens, "tokens");
+    api::require_aligned(params, alignof(mr_sample_params), "params");
+    api::require_aligned(tokens, alignof(int32_t), "tokens");
     api::check_params(params, rows);
     api::require_workspace(workspace, workspace_bytes, device->sample_workspace_bytes(rows, vocab));
     device->sample(logits, rows, vocab, params, tokens, workspace, stream);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -62,6 +63,14 @@ void require_aligned(const void* pointer, size_t alignment, const char* name) {
     throw_error(ErrorCode::kBadInput, "{} is {}, expected a multiple of {} bytes", name, fmt::ptr(pointer),
                 alignment);
   }
+}
+
+void allow_aligned(const void* pointer, size_t alignment, const char* name) {
+  if (pointer != nullptr) require_aligned(pointer, alignment, name);
+}
+
+void require_finite(float value, const char* name) {
+  if (!std::isfinite(value)) throw_error(ErrorCode::kBadInput, "{} is {}, expected a number", name, value);
 }
 
 void require_range(int64_t value, int64_t low, int64_t high, const char* name) {

@@ -27,6 +27,8 @@ mr_status guarded(Body&& body) noexcept {
 // Throws Error{kBadInput} naming the argument.
 void require_pointer(const void* pointer, const char* name);
 void require_aligned(const void* pointer, size_t alignment, const char* name);  // and not null
+void allow_aligned(const void* pointer, size_t alignment, const char* name);    // or null
+void require_finite(float value, const char* name);
 // low <= value <= high
 void require_range(int64_t value, int64_t low, int64_t high, const char* name);
 // The same of an enumeration, which C lets a caller fill with any number: it is read as one.

@@ -30,7 +30,7 @@ typedef struct mr_grouped_gemm_args {
   mr_dtype type;
   int64_t experts, m, n, k;
   /* [experts + 1] in memory of the device: rows offsets[e] to offsets[e + 1] - 1 are expert e's; from 0 to m,
-   * none less than the one before (nobody checks). */
+   * none less than the one before (which a CPU checks). */
   const int32_t* offsets;
   const void* a; /* x [m, k] or, for gradients, dy [m, n]; rows lda elements apart (0: packed) */
   int64_t lda;

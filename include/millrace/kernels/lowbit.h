@@ -66,7 +66,7 @@ typedef struct mr_lowbit_gemm_args {
   int32_t backward;
   int64_t m;
   /* [experts + 1] in memory of the device: rows offsets[e] to offsets[e + 1] - 1 are expert e's; from 0 to m,
-   * none less than the one before (nobody checks). NULL where experts is 1: all of them. */
+   * none less than the one before (which a CPU checks). NULL where experts is 1: all of them. */
   const int32_t* offsets;
   const void* x; /* bf16 [m, k] or, backward, [m, n]; rows ldx elements apart (0: packed) */
   int64_t ldx;
