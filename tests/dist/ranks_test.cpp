@@ -215,6 +215,22 @@ TEST(Ranks, EveryArchitectureWorksOrIsRefused) {
   EXPECT_GT(by_experts, 15u);
 }
 
+std::vector<int32_t> long_prompt(int32_t tokens) {
+  std::vector<int32_t> prompt;
+  for (int32_t i = 0; i < tokens; ++i) prompt.push_back(3 + i * i % 240);
+  return prompt;
+}
+
+// A prompt of several micro-batches, which of layers with a state is one.
+TEST(Ranks, StagesTakeLongPrompts) {
+  for (const std::string& path : {test::kLlamaModel, test::kStateModel}) {
+    for (const int32_t tokens : {70, 200}) {
+      const std::vector<int32_t> prompt = long_prompt(tokens);
+      expect_same_in_stages(path, prompt, alone(path, prompt), 2);
+    }
+  }
+}
+
 // Counts what the exchanges of a step move; messages of the leader pass by.
 class CountsGathers final : public dist::Communicator {
  public:
