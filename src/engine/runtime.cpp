@@ -107,7 +107,7 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
     r->front_ = std::make_unique<RankFront>(
         options, [claims](const EngineOptions& o) { return with_options(claims, o); }, setup.wake);
     chosen.backend = make_remote_backend(std::move(chosen.backend), *r->front_, ranks_of(options),
-                                         options.pipeline_parallel > 1);
+                                         options.tensor_parallel > 1);
   }
   if (r->group_ != nullptr) check_ranks_agree(*r->group_, r->checkpoint_, config, options, *chosen.backend);
   r->backend_ = std::move(chosen.backend);

@@ -199,6 +199,14 @@ class Faults(unittest.TestCase):
             time.sleep(0.05)
         self.assertEqual([rank["pid"] for rank in ranks if runs(rank["pid"])], [], "a rank has outlived its group")
 
+    def test_ranks_that_share_contexts_answer_as_one_process(self):
+        ways = (*WAYS, {**WAYS[1], "top_k": 9, "logprobs": 2, "n": 2})
+        alone = Server(self, "--threads", "1")
+        wanted = [alone.ask(max_tokens=24, **way)["choices"] for way in ways]
+        alone.end()
+        server = Server(self, "--context-parallel", "2", "--threads", "1")
+        self.assertEqual([server.ask(max_tokens=24, **way)["choices"] for way in ways], wanted)
+
     def test_another_file_is_refused_by_name(self):
         # A launcher that gives the second rank another model.
         with tempfile.TemporaryDirectory() as folder:
