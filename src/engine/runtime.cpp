@@ -148,7 +148,7 @@ void Runtime::open_images(const ModelConfig& config, const EngineOptions& option
   if (!setup.shared()) return refuse("this command takes no images");
   if (backend_->lacks().has(OpFeature::kImages))
     return refuse(fmt::format("the device {} takes no images yet; use --device cpu", backend_->name()));
-  if (group_ != nullptr) return refuse("ranks take no images yet; use one process");
+  if (group_ != nullptr || front_ != nullptr) return refuse("ranks take no images yet; use one process");
   if (!tokenizer_) return refuse("the model has no tokenizer");
   const std::vector<int32_t> token =
       tokenizer_->encode(text->token, {.add_special = false, .parse_special = true});

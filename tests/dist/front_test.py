@@ -7,6 +7,7 @@ same; ranks that are not what they should be are refused by name. Replicas, with
 Without Open MPI, or in a build without it, what needs it is skipped, and the last line says so (status 77).
 """
 
+import base64
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODELS = ROOT / "tests/golden/models"
 LLAMA = str(MODELS / "llama3/model.gguf")
+IMAGES = str(ROOT / "tests/golden/images/gemma3")
 NAMESPACES = Path(__file__).resolve().parent / "namespaces.sh"
 FAKE = Path(__file__).resolve().parent / "fake_ranks.py"
 MILLRACE = ""
@@ -45,9 +47,9 @@ def runs(pid):
 
 
 class Server:
-    def __init__(self, test, *arguments):
+    def __init__(self, test, *arguments, model=LLAMA):
         self.log = tempfile.TemporaryFile("w+")
-        command = [MILLRACE, "serve", LLAMA, "--port", "0", "--ctx", "512", "--model-id", "m", "--quiet", *arguments]
+        command = [MILLRACE, "serve", model, "--port", "0", "--ctx", "512", "--model-id", "m", "--quiet", *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True, env=ENVIRONMENT, cwd=ROOT)
         test.addCleanup(self.end)
         line = self.process.stdout.readline()
@@ -206,6 +208,20 @@ class Faults(unittest.TestCase):
         alone.end()
         server = Server(self, "--context-parallel", "2", "--threads", "1")
         self.assertEqual([server.ask(max_tokens=24, **way)["choices"] for way in ways], wanted)
+
+    def test_images_are_refused(self):
+        # Ranks would compute the prompt without what is in them.
+        image = base64.b64encode((ROOT / "tests/golden/images/mill.png").read_bytes()).decode()
+        content = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}]
+        body = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        for ranks in ("--tensor-parallel", "--pipeline-parallel"):
+            server = Server(self, ranks, "2", "--threads", "1", model=IMAGES)
+            request = urllib.request.Request(server.url + "/v1/chat/completions", json.dumps(body).encode(),
+                                             {"content-type": "application/json"})
+            with self.assertRaises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=60)
+            self.assertIn("ranks take no images yet", refused.exception.read().decode())
+            server.end()
 
     def test_another_file_is_refused_by_name(self):
         # A launcher that gives the second rank another model.
