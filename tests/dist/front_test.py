@@ -357,6 +357,13 @@ class Deployment(unittest.TestCase):
             self.assertIn("--front-address", used, name)
             self.assertLessEqual(used, known | mpirun, name)
 
+    def test_the_image_is_built_with_mpi(self):
+        # Its ranks would end at once, and say that this build has no MPI.
+        build = (ROOT / "deploy/Dockerfile").read_text().split("FROM debian:bookworm-slim\n")[0]
+        self.assertLess(build.index("libopenmpi-dev"), build.index("make build"))
+        ranks = (ROOT / "deploy/compose/Dockerfile").read_text()
+        self.assertRegex(ranks, r"(?s)FROM millrace\n.*openmpi-bin")
+
     def test_files_can_be_read(self):
         subprocess.run(["bash", "-n", ROOT / "deploy" / self.FILES[0]], check=True)
         try:
