@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <sstream>
+#include <string_view>
 #include <thread>
 
 #include "base/error.h"
@@ -42,6 +43,19 @@ std::string rank_program() {
   std::error_code none;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", none);
   return self.filename().string().starts_with("millrace") ? self.string() : "millrace";
+}
+
+// Whether mpirun would start everybody here: there is no job whose hosts it would take, and nobody has said
+// where to start ranks or how they talk.
+bool is_alone_here() {
+  for (char** at = environ; *at != nullptr; ++at) {
+    const std::string_view variable = *at;
+    for (const std::string_view known : {"SLURM_JOB_ID=", "PBS_JOBID=", "LSB_JOBID=", "OMPI_MCA_btl=",
+                                         "OMPI_MCA_orte_default_hostfile=", "OMPI_MCA_hostfile="}) {
+      if (variable.starts_with(known)) return false;
+    }
+  }
+  return true;
 }
 
 std::string joined(const std::vector<std::string>& words) {
@@ -95,6 +109,8 @@ std::vector<std::string> launch_command(const RankSet& set, const std::string& f
   };
   if (plain && mpirun) add({"--bind-to", "none"});
   if (plain && mpirun && set.hosts.empty()) add({"--oversubscribe"});
+  // By shared memory alone: MPI's TCP would listen on every address of the machine.
+  if (plain && mpirun && set.hosts.empty() && is_alone_here()) add({"--mca", "btl", "^tcp"});
   if (plain && mpirun && geteuid() == 0) add({"--allow-run-as-root"});
   if (mpirun) add({"-x", "MILLRACE_RANK_KEY"});
   if (!set.hosts.empty()) add({"--host", joined(set.hosts), "--map-by", "node"});

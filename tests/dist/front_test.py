@@ -209,6 +209,17 @@ class Faults(unittest.TestCase):
         server = Server(self, "--context-parallel", "2", "--threads", "1")
         self.assertEqual([server.ask(max_tokens=24, **way)["choices"] for way in ways], wanted)
 
+    def test_ranks_of_one_machine_listen_to_nobody_else(self):
+        server = Server(self, "--tensor-parallel", "2", "--threads", "1")
+        pids = [server.process.pid, *(rank["pid"] for rank in server.groups()[0]["ranks"])]
+        for pid in pids:
+            sockets = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+            for table, loopback in (("tcp", "0100007F"), ("tcp6", "00000000000000000000000001000000")):
+                for line in Path(f"/proc/{pid}/net/{table}").read_text().split("\n")[1:-1]:
+                    _, local, _, state, *_, inode = line.split()[:10]
+                    if state == "0A" and f"socket:[{inode}]" in sockets:  # it listens
+                        self.assertEqual(local.split(":")[0], loopback, f"process {pid}")
+
     def test_images_are_refused(self):
         # Ranks would compute the prompt without what is in them.
         image = base64.b64encode((ROOT / "tests/golden/images/mill.png").read_bytes()).decode()
