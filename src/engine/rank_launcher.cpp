@@ -78,6 +78,15 @@ std::vector<std::string> parse_rank_hosts(const EngineOptions& options) {
   return hosts;
 }
 
+int most_on_a_host(const EngineOptions& options) {
+  const std::vector<std::string> hosts = parse_rank_hosts(options);
+  int most = 1;
+  for (const std::string& host : hosts) {
+    most = std::max(most, static_cast<int>(std::count(hosts.begin(), hosts.end(), host)));
+  }
+  return most;
+}
+
 bool ranks_are_here(const EngineOptions& options) {
   return options.rank_hosts.empty() && words_of_line(options.launcher).size() == 1;
 }

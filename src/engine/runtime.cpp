@@ -90,7 +90,8 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
     const bool here = ranks_are_here(options);
     if (!here || options.device.starts_with("cuda")) {
       r->shares_ = shares_of(options, 0, r->checkpoint_, config);
-      ranks = {nullptr, &*r->shares_, 0, here ? ranks_of(options) : 1};
+      ranks = {nullptr, &*r->shares_, 0, here ? ranks_of(options) : most_on_a_host(options)};
+      setup.local_ranks = here ? 1 : ranks.local_ranks;
     }
   } else if (ranks_of(options) > 1 || setup.group != nullptr) {
     check_stages(config, options);
@@ -99,6 +100,7 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
     const HostPlace place = place_on_host(*r->group_);
     ranks = {r->shares_->stages() > 1 ? nullptr : r->group_.get(), &*r->shares_, place.local_rank,
              place.local_ranks};
+    setup.local_ranks = place.local_ranks;
   }
   ChosenBackend chosen =
       open_backend(r->checkpoint_, config, outside ? front_options(options) : options, setup, ranks);
