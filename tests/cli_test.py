@@ -216,6 +216,8 @@ class Run(CliTest):
         self.bad("serve", self.model, "--data-parallel", 2, "--device", "cuda", says=["--data-parallel", "cuda"])
         self.bad("serve", self.model, "--parallel", "most", says=["--parallel", "auto"])
         self.bad("serve", self.model, "--parallel", "auto", "--tensor-parallel", 2, says=["--parallel auto"])
+        self.bad("serve", self.model, "--parallel", "auto", "--rank-hosts", "a,b", "--data-parallel", 2,
+                 says=["--rank-hosts", "found 2", "at least 4"])
         self.bad("rank", self.model, "--front", "here", says=["MILLRACE_RANK_KEY"])
         self.bad("rank", self.model, "--front", "here", env={"MILLRACE_RANK_KEY": "k"}, says=["--front", "here"])
         self.bad("run", self.model, "-p", "a", "--tensor-parallel", 2, "--quantize", "q8_0", says=["--quantize", "2"])
