@@ -116,7 +116,8 @@ set(tests_that_compute backend_test kernels_api_test kernels_quant_test kernels_
 # `make test` does not.
 set(tests_in_bulk
     Load.* Trace.* SameBits.RandomSchedules* SameBitsDecode.However* SameBitsDecode.Whatever* SameBitsDecode.AmongManyOthers
-    SmolLm2.ReferenceGivesTheSame64GreedyTokens LatentAttention.ALongContextIsSplit)
+    SmolLm2.ReferenceGivesTheSame64GreedyTokens LatentAttention.ALongContextIsSplit
+    Ranks.EveryModelOverAnyNumber Ranks.AThousandSchedulesOverThreeRanks)
 list(JOIN tests_in_bulk ":" tests_in_bulk)
 function(millrace_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "IN_BULK" "" "")

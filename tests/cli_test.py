@@ -227,6 +227,8 @@ class Run(CliTest):
         self.bad("serve", self.model, "--data-parallel", 2, "--device", "cuda", says=["--data-parallel", "cuda"])
         self.bad("serve", self.model, "--parallel", "most", says=["--parallel", "auto"])
         self.bad("serve", self.model, "--parallel", "auto", "--tensor-parallel", 2, says=["--parallel auto"])
+        self.bad("serve", self.model, "--parallel", "auto", "--rank-hosts", "a,b", "--data-parallel", 2,
+                 says=["--rank-hosts", "found 2", "at least 4"])
         self.bad("rank", self.model, "--front", "here", says=["MILLRACE_RANK_KEY"])
         self.bad("rank", self.model, "--front", "here", env={"MILLRACE_RANK_KEY": "k"}, says=["--front", "here"])
         self.bad("run", self.model, "-p", "a", "--tensor-parallel", 2, "--quantize", "q8_0", says=["--quantize", "2"])
@@ -434,6 +436,32 @@ class Inspect(CliTest):
                 self.assertEqual([part["begin"] for part in parts], bounds[:-1])
                 self.assertEqual(bounds[-1], parts[0]["of"])
         self.assertIn("received per token", self.good("inspect", self.model, "--ranks", 3, "--tensors"))
+        # Of each rank its weights, workspace and one context: less than one process has.
+        whole = self.good_json("inspect", self.model, "--device", "cpu", "--ctx", 4096)["memory"]["total_bytes"]
+        shared = self.good_json("inspect", self.model, "--device", "cpu", "--ctx", 4096, "--ranks", 2)["tensor_parallel"]
+        for rank in shared["ranks"]:
+            self.assertLess(rank["memory_bytes"], whole)
+            self.assertGreater(rank["memory_bytes"], rank["weight_bytes"])
+        stages = self.good_json("inspect", self.model, "--ranks", 2, "--pipeline-parallel", "--rank-speeds",
+                                "3,1")["pipeline_parallel"]["ranks"]
+        layers = self.good_json("inspect", self.model)["config"]["layers"]
+        self.assertEqual([stages[0]["layers"][0], stages[1]["layers"][0], stages[1]["layers"][1]],
+                         [0, stages[0]["layers"][1], layers])
+        self.assertIn("stages of a pipeline", self.good("inspect", self.model, "--ranks", 2, "--pipeline-parallel"))
+        # Without a link's cost it is the largest rank's part of the time; with one, latencies and bytes are added.
+        alone = ("inspect", self.model, "--ranks", 2, "--alone", 10)
+        free = self.good_json(*alone)["expected"]
+        self.assertEqual((free["latency_s"], free["moving_s"]), (0, 0))
+        self.assertTrue(0.05 <= free["computing_s"] < 0.1, free)
+        slow = self.good_json(*alone, "--link-us", 100, "--link-mbit", 8)["expected"]
+        plan = self.good_json("inspect", self.model, "--ranks", 2)["tensor_parallel"]
+        self.assertAlmostEqual(slow["latency_s"], 1e-4 * (plan["exchanges_per_step"] + 2), places=9)
+        most = max(max(r["received_bytes_per_token"], r["sent_bytes_per_token"]) for r in plan["ranks"])
+        self.assertAlmostEqual(slow["moving_s"], most / 1e6, places=9)
+        self.assertIn("tokens per second", self.good(*alone, "--pipeline-parallel"))
+        self.bad("inspect", self.model, "--alone", 10, says=["--alone", "--ranks"])
+        self.bad("inspect", self.model, "--ranks", 2, "--link-us", 10, says=["--link-us", "--alone"])
+        self.bad("inspect", self.golden / "models/olmo2/model.gguf", "--ranks", 2, says=["--pipeline-parallel"])
         plan = self.good_json("inspect", self.models["gpt-oss"], "--ranks", 3, "--expert-parallel")["tensor_parallel"]
         bounds = [bound for rank in plan["ranks"] for bound in rank["experts"]]
         self.assertEqual(bounds[0], 0)

@@ -10,8 +10,8 @@
 #include "engine/memory_plan.h"
 #include "engine/open_backend.h"
 #include "engine/rank_group.h"
-#include "engine/rank_plan.h"
 #include "engine/weight_types.h"
+#include "inspect_ranks.h"
 #include "io/hf_directory.h"
 #include "io/printable.h"
 #include "model_names.h"
@@ -28,11 +28,7 @@ using Json = nlohmann::ordered_json;
 struct InspectOptions {
   EngineOptions engine = default_options();
   bool tensors = false, json = false;
-  int32_t ranks = 1;
-  bool context_parallel = false;
-  std::string context_schedule = "auto";
-  std::string rank_speeds;
-  bool whole_experts = false;
+  SharingOptions sharing;
 };
 
 constexpr const char* kInspectFooter =
@@ -43,6 +39,7 @@ constexpr const char* kInspectFooter =
     "  millrace inspect gpt-oss-120b                            # before it is fetched: its first megabytes "
     "do\n"
     "  millrace inspect model.gguf --ranks 3                    # shared by three processes\n"
+    "  millrace inspect model.gguf --ranks 2 --alone 12.5 --link-us 50 --link-mbit 1000   # how fast?\n"
     "  millrace inspect model.gguf --ranks 3 --context-parallel # a context three times as long\n"
     "  millrace inspect model.gguf --json | jq .memory";
 
@@ -226,103 +223,10 @@ void print_text(const InspectOptions& options, const std::string& path, const io
   write_stdout(out + "\n" + memory_text(plan, backend));
 }
 
-std::string heads_text(const dist::Range& heads) {
-  return heads.size() == 0 ? "none" : fmt::format("{}-{}", heads.begin, heads.end - 1);
-}
-
-std::string plan_text(const dist::Plan& plan, bool weights) {
-  const bool experts = plan.ranks.back().experts.end > 0;
-  std::string out = fmt::format("\nOver {} ranks, each with some rows of every matrix{}\n", plan.ranks.size(),
-                                experts ? " and with whole experts" : "");
-  out += fmt::format("  {:<6}{:>12}{:>14}{:>11}{:>18}{:>22}", "rank", "weights", "query heads", "kv heads",
-                     "kv per 1k tokens", "received per token") +
-         (experts ? fmt::format("{:>10}\n", "experts") : "\n");
-  for (size_t r = 0; r < plan.ranks.size(); ++r) {
-    const dist::Plan::Rank& rank = plan.ranks[r];
-    const uint64_t received =
-        plan.received(static_cast<int>(r), 1, 1) + (r == 0 ? plan.logits_received(1) : 0);
-    out += fmt::format("  {:<6}{:>12}{:>14}{:>11}{:>18}{:>22}", r, human_bytes(rank.weight_bytes),
-                       heads_text(rank.query_heads), heads_text(rank.kv_heads),
-                       human_bytes(rank.kv_bytes_per_token * 1024), human_bytes(received));
-    out += experts ? fmt::format("{:>10}\n", heads_text(rank.experts)) : "\n";
-  }
-  out +=
-      fmt::format("  exchanges per step: {}; a prompt of 512 tokens: rank 0 receives {}\n",
-                  plan.exchanges_per_step(), human_bytes(plan.received(0, 512, 1) + plan.logits_received(1)));
-  if (experts) out += "  (bytes of experts' outputs: when every expert is chosen as often as any other)\n";
-  if (!weights) return out;
-  for (size_t i = 0; i < plan.ranks[0].parts.size(); ++i) {
-    out += fmt::format("  {:<32}", plan.ranks[0].parts[i].weight);
-    for (const dist::Plan::Rank& rank : plan.ranks)
-      out += fmt::format(" {}-{}", rank.parts[i].begin, rank.parts[i].end);
-    out += fmt::format(" of {}\n", plan.ranks[0].parts[i].of);
-  }
-  return out;
-}
-
-Json plan_json(const dist::Plan& plan) {
-  Json ranks = Json::array();
-  for (size_t r = 0; r < plan.ranks.size(); ++r) {
-    const dist::Plan::Rank& rank = plan.ranks[r];
-    Json parts = Json::array();
-    for (const dist::Plan::Part& part : rank.parts) {
-      parts.push_back({{"weight", part.weight},
-                       {"begin", part.begin},
-                       {"end", part.end},
-                       {"of", part.of},
-                       {"bytes", part.bytes}});
-    }
-    Json entry = {{"speed", plan.speeds[r]},
-                  {"weight_bytes", rank.weight_bytes},
-                  {"query_heads", {rank.query_heads.begin, rank.query_heads.end}},
-                  {"kv_heads", {rank.kv_heads.begin, rank.kv_heads.end}},
-                  {"kv_bytes_per_token", rank.kv_bytes_per_token},
-                  {"received_bytes_per_token", plan.received(static_cast<int>(r), 1, 1)},
-                  {"sent_bytes_per_token", plan.sent(static_cast<int>(r), 1, 1)},
-                  {"received_bytes_per_prompt_of_512", plan.received(static_cast<int>(r), 512, 1)},
-                  {"weights", std::move(parts)}};
-    if (plan.ranks.back().experts.end > 0) entry["experts"] = {rank.experts.begin, rank.experts.end};
-    ranks.push_back(std::move(entry));
-  }
-  return {{"ranks", std::move(ranks)},
-          {"logits_received_bytes_per_token", plan.logits_received(1)},
-          {"exchanges_per_step", plan.exchanges_per_step()}};
-}
-
-std::string context_text(const ContextPlan& plan, int32_t context) {
-  std::string out = fmt::format(
-      "\nOver {} ranks, each with the whole model and a part of every context (the memory above is one "
-      "rank's)\n",
-      plan.ranks);
-  const auto line = [&](std::string_view label, size_t bytes) {
-    out += fmt::format("  {:<44} {:>12}\n", label, human_bytes(bytes));
-  };
-  line(fmt::format("kv of one context of {}, at most", context), plan.kv_bytes);
-  line("received for a token at its end", plan.received_per_token);
-  line(fmt::format("received for a prompt of {}, in steps of {}", context, plan.step_tokens),
-       plan.received_per_prompt);
-  out += fmt::format("  {:<44} {:>12}\n", "schedule of its last whole step",
-                     plan.schedule.empty() ? "none" : plan.schedule);
-  return out;
-}
-
-Json context_json(const ContextPlan& plan) {
-  return {{"ranks", plan.ranks},
-          {"kv_bytes_at_context", plan.kv_bytes},
-          {"received_bytes_per_token_at_context", plan.received_per_token},
-          {"received_bytes_per_prompt_of_context", plan.received_per_prompt},
-          {"step_tokens", plan.step_tokens},
-          {"schedule", plan.schedule.empty() ? "none" : plan.schedule}};
-}
-
 int inspect(const InspectOptions& options) {
-  EngineOptions sharing = options.engine;
-  sharing.tensor_parallel = options.ranks;
-  sharing.rank_speeds = options.rank_speeds;
-  const std::vector<double> speeds = parse_rank_speeds("--rank-speeds", sharing);
   EngineOptions given = options.engine;
-  if (options.context_parallel) given.context_parallel = options.ranks;
-  given.context_schedule = options.context_schedule;
+  if (options.sharing.context_parallel) given.context_parallel = options.sharing.ranks;
+  given.context_schedule = options.sharing.context_schedule;
   // What "auto" chooses is measured on the weights: for that the model has to be here.
   if (given.quantize == "auto") given.model = find_model(given.model, given);
   const FoundHead head = find_head(given.model);
@@ -341,18 +245,7 @@ int inspect(const InspectOptions& options) {
   const std::unique_ptr<Backend>& backend = chosen.backend;
   tell_device(chosen.note);
   const MemoryPlan plan = plan_memory(checkpoint, config, *backend, engine, setup);
-  std::optional<dist::Plan> ranks;
-  if (options.ranks > 1 && !spread) {
-    sharing.expert_parallel = options.whole_experts;
-    check_experts("--expert-parallel", config, sharing);
-    ranks = plan_ranks(checkpoint, config, plan.kv_type, speeds, options.whole_experts);
-  }
-  const auto context_plan = [&] {
-    const int32_t step = engine.step_tokens > 0 ? engine.step_tokens
-                                                : backend->default_step_tokens() * engine.context_parallel;
-    return plan_context(
-        config, {plan.context, plan.kv_type, engine.context_parallel, shares.context_schedule(), step});
-  };
+  const SharedPlan shared = plan_shared(options.sharing, checkpoint, config, engine, plan, *backend);
   if (options.json) {
     Json out = {{"path", valid_utf8(path)},
                 {"config", config_json(config)},
@@ -361,13 +254,11 @@ int inspect(const InspectOptions& options) {
                 {"device", backend->description()},
                 {"memory", memory_json(plan)}};
     if (const std::string placement = backend->placement(); !placement.empty()) out["placement"] = placement;
-    if (ranks) out["tensor_parallel"] = plan_json(*ranks);
-    if (spread) out["context_parallel"] = context_json(context_plan());
+    add_shared(out, shared);
     write_json(out);
   } else {
     print_text(options, path, checkpoint, config, *backend, plan);
-    if (ranks) write_stdout(plan_text(*ranks, options.tensors));
-    if (spread) write_stdout(context_text(context_plan(), plan.context));
+    write_stdout(shared_text(shared, plan.context, options.tensors));
   }
   return 0;
 }
@@ -380,30 +271,7 @@ void add_inspect(CommandLine& line) {
   add_model_path(command, options->engine);
   command.flag("--tensors", options->tensors, "list every tensor");
   command.flag("--json", options->json, "one JSON object");
-  command
-      .option("--ranks", options->ranks,
-              "how so many processes would share it: rows, memory, bytes exchanged")
-      .range(1, dist::kMaxTensorRanks)
-      .show_default();
-  command.flag("--context-parallel", options->context_parallel,
-               "these processes have the whole model each, and a part of every context");
-  command.refuse_unless(
-      "--context-parallel", [options] { return options->ranks > 1; }, "without --ranks");
-  command
-      .option("--context-schedule", options->context_schedule,
-              "how a prompt's rows get the keys of other processes; auto: the fewest bytes")
-      .one_of({"auto", "ring", "mesh", "wallfacer"})
-      .show_default();
-  command.refuse_unless(
-      "--context-schedule", [options] { return options->context_parallel; }, "without --context-parallel");
-  command.option("--rank-speeds", options->rank_speeds, "their speeds, 3,1,1: who is faster gets more");
-  command.flag("--expert-parallel", options->whole_experts, "whole experts in each of them");
-  command.refuse_unless(
-      "--expert-parallel", [options] { return options->ranks > 1 && !options->context_parallel; },
-      "without --ranks, or with --context-parallel");
-  command.refuse_unless(
-      "--rank-speeds", [options] { return options->ranks > 1 && !options->context_parallel; },
-      "without --ranks, or with --context-parallel");
+  add_sharing_options(command, options->sharing);
   add_planning_options(command, options->engine);
   add_quantize_option(command, options->engine);
   command.footer(kInspectFooter);

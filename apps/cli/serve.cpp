@@ -127,12 +127,18 @@ void choose_launcher(EngineOptions& engine) {
   }
 }
 
-// As many ranks as hosts are named, else as this machine has memory nodes; rows where the model can be cut
-// so, since that makes a single answer faster, else layers.
+// As many ranks as hosts are named (for each replica), else as this machine has memory nodes; rows where the
+// model can be cut so, since that makes a single answer faster, else layers.
 void choose_ranks(ServeOptions& o) {
   if (o.parallel.empty()) return;
   const std::vector<std::string> hosts = parse_rank_hosts(o.engine);
-  const size_t count = hosts.empty() ? machine_topology().size() : hosts.size();
+  const auto replicas = static_cast<size_t>(o.engine.data_parallel);
+  const size_t count =
+      hosts.empty() ? machine_topology().size() : hosts.size() / std::max<size_t>(1, replicas);
+  if (!hosts.empty() && count < 2) {
+    throw_error(ErrorCode::kBadInput, "--parallel auto: found {} of --rank-hosts, expected at least {}",
+                hosts.size(), 2 * replicas);
+  }
   const auto ranks = static_cast<int32_t>(std::min<size_t>(count, dist::kMaxTensorRanks));
   if (ranks == 1) {
     write_stderr("millrace: --parallel auto: one memory node and no --rank-hosts: one process\n");

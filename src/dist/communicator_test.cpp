@@ -213,5 +213,17 @@ TEST(Communicator, ADelayedLinkTakesAtLeastItsTime) {
   EXPECT_THROW(make_delayed(nullptr, {-1.0, 0}), Error);
 }
 
+TEST(Communicator, ADelayIsMicrosecondsAndMegabits) {
+  EXPECT_FALSE(parse_link_delay("delay", ""));
+  const LinkDelay delay = parse_link_delay("delay", "50,1000").value();
+  EXPECT_EQ(delay.latency_s, 50e-6);
+  EXPECT_EQ(delay.bytes_per_s, 125e6);
+  EXPECT_EQ(parse_link_delay("delay", "0.5,0").value().bytes_per_s, 0);
+  for (const char* bad :
+       {"50", "50,", ",1000", "50,1000,", "-1,10", "1,-10", "nan,1", "1;2", "a,b", "1e99,1"}) {
+    EXPECT_THROW(parse_link_delay("delay", bad), Error) << bad;
+  }
+}
+
 }  // namespace
 }  // namespace millrace::dist

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <thread>
 
@@ -100,6 +101,21 @@ std::unique_ptr<Communicator> make_delayed(std::unique_ptr<Communicator> inner, 
                 delay.latency_s, delay.bytes_per_s);
   }
   return std::make_unique<DelayedCommunicator>(std::move(inner), delay);
+}
+
+std::optional<LinkDelay> parse_link_delay(std::string_view name, std::string_view text) {
+  if (text.empty()) return std::nullopt;
+  double us = -1, mbit = -1;
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, us);
+  const bool comma = first.ec == std::errc() && first.ptr != end && *first.ptr == ',';
+  const auto second = comma ? std::from_chars(first.ptr + 1, end, mbit) : first;
+  if (!comma || second.ec != std::errc() || second.ptr != end || !(us >= 0 && us <= 1e7) ||
+      !(mbit >= 0 && mbit <= 1e9)) {
+    throw_error(ErrorCode::kBadInput, "{}: found {}, expected microseconds and Mbit/s such as 50,1000", name,
+                text);
+  }
+  return LinkDelay{us * 1e-6, mbit * 1e6 / 8};
 }
 
 }  // namespace millrace::dist

@@ -3,6 +3,9 @@
 // a line of their own.
 #pragma once
 
+#include <optional>
+#include <string_view>
+
 #include "dist/communicator.h"
 
 namespace millrace::dist {
@@ -13,5 +16,9 @@ struct LinkDelay {
 };
 
 std::unique_ptr<Communicator> make_delayed(std::unique_ptr<Communicator> inner, const LinkDelay& delay);
+
+// "50,1000": 50 microseconds and 1,000 Mbit/s; 0 Mbit/s: no limit. None for an empty text; throws Error for
+// another one, by the name of what said so.
+std::optional<LinkDelay> parse_link_delay(std::string_view name, std::string_view text);
 
 }  // namespace millrace::dist

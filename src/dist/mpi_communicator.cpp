@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "dist/delayed_communicator.h"
 #include "dist/point_to_point.h"
 
 namespace millrace::dist {
@@ -253,7 +254,13 @@ std::unique_ptr<Communicator> make_mpi_world() {
     throw_error(ErrorCode::kUnsupported, "MPI: thread level {}, expected at least MPI_THREAD_SERIALIZED",
                 provided);
   }
-  return std::make_unique<MpiCommunicator>(mpi.world);
+  auto world = std::make_unique<MpiCommunicator>(mpi.world);
+  const char* const said = std::getenv("MILLRACE_RANK_DELAY");
+  const Claim delay{"MILLRACE_RANK_DELAY", said == nullptr ? "" : said};
+  check_agreement(*world, {&delay, 1});  // who delays does not understand those who do not
+  const std::optional<LinkDelay> link = parse_link_delay(delay.name, delay.value);
+  if (!link) return world;
+  return make_delayed(std::move(world), *link);
 }
 
 void abort_mpi(int status) noexcept {

@@ -1,5 +1,7 @@
 #include "dist/share_plan.h"
 
+#include <algorithm>
+
 namespace millrace::dist {
 namespace {
 
@@ -51,6 +53,27 @@ int64_t Plan::exchanges_per_step() const {
     count += (shape.whole_attention ? 0 : 1) + layer.residuals + static_cast<int64_t>(layer.inner.size());
   }
   return count;
+}
+
+TokenTime Plan::token_time(double alone_s, const LinkSpeed& link) const {
+  size_t read = 0;
+  for (size_t i = 0; i < ranks.front().parts.size(); ++i) {
+    size_t most = 0;
+    for (const Rank& rank : ranks) most = std::max(most, rank.parts[i].read_bytes);
+    read += most;
+  }
+  TokenTime time;
+  time.computing_s = alone_s * static_cast<double>(read) / static_cast<double>(read_bytes);
+  const auto others = static_cast<int64_t>(ranks.size()) - 1;
+  if (others == 0) return time;
+  // In an exchange a rank hears from one of the others after the other. The logits stay; in their place are
+  // two orders of rank 0, the step and its tokens, and what ranks say of these.
+  const int64_t latencies = (exchanges_per_step() - 1) * others + 2 + others;
+  time.latency_s = link.latency_s * static_cast<double>(latencies);
+  uint64_t most = 0;
+  for (int r = 0; r <= others; ++r) most = std::max({most, received(r, 1, 1), sent(r, 1, 1)});
+  time.moving_s = link.bytes_per_s > 0 ? static_cast<double>(most) / link.bytes_per_s : 0;
+  return time;
 }
 
 }  // namespace millrace::dist

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "dist/communicator.h"
 #include "dist/shares.h"
 
 namespace millrace::dist {
@@ -29,11 +30,17 @@ struct PlanShape {
   bool whole_attention = false;  // every rank has all heads
 };
 
+// Seconds of a decoded token: computing, latencies, and bytes on their way.
+struct TokenTime {
+  double computing_s = 0, latency_s = 0, moving_s = 0;
+  double all() const { return computing_s + latency_s + moving_s; }
+};
+
 struct Plan {
   struct Part {  // rows [begin, end) of `of` of a weight, of every expert where there are experts; or experts
     std::string weight;
     int64_t begin = 0, end = 0, of = 0;
-    size_t bytes = 0;
+    size_t bytes = 0, read_bytes = 0;  // read: for a token, which some experts compute
   };
   struct Rank {
     std::vector<Part> parts;
@@ -45,6 +52,7 @@ struct Plan {
   PlanShape shape;
   std::vector<double> speeds;
   std::vector<Rank> ranks;
+  size_t read_bytes = 0;  // of the whole model, for a token
 
   // Bytes of activations that a rank receives in a step of so many rows, `logit_rows` of which want logits:
   // behind the last attention only these are computed. Without the logits themselves, which rank 0 alone
@@ -53,6 +61,11 @@ struct Plan {
   uint64_t sent(int rank, int64_t rows, int64_t logit_rows) const;
   uint64_t logits_received(int64_t logit_rows) const;  // by rank 0
   int64_t exchanges_per_step() const;                  // each costs a latency
+
+  // What a decoded token takes, where one rank by itself takes alone_s for it: its weights decide that, and
+  // who has most of a matrix is waited for. Nothing is computed while something moves. One rate for all: a
+  // rank's line.
+  TokenTime token_time(double alone_s, const LinkSpeed& link) const;
 
  private:
   uint64_t exchanged(int64_t rows, int64_t logit_rows, int rank, bool sends) const;

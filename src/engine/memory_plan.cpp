@@ -12,12 +12,12 @@ namespace millrace {
 namespace {
 
 // Bytes of KV pools for `sequences` of `context`.
-size_t kv_bytes(const ModelConfig& config, const EngineOptions& options, ExecutorLimits limits,
-                int32_t context, int32_t sequences) {
+size_t kv_bytes(const ModelConfig& config, const Backend& backend, const EngineOptions& options,
+                ExecutorLimits limits, int32_t context, int32_t sequences) {
   limits.max_context = context;
   limits.sequences = sequences;
   const ExecutorSpec spec = make_executor_spec(config, limits);
-  return pool_bytes(spec, options);
+  return pool_bytes(spec, options, backend);
 }
 
 // The largest n in [0, max] for which fits(n); fits is monotone.
@@ -81,12 +81,13 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
   // A device with memory of its own holds copies; the file's mapping is the machine's.
   const size_t mapped = backend.own_memory() ? 0 : plan.weights_mapped;
   const size_t fixed = mapped + plan.weights_repacked + plan.weights_dequantized + plan.workspace;
-  plan.pool = pool_bytes(spec, options);
+  plan.pool = pool_bytes(spec, options, backend);
   plan.total = fixed + plan.pool;
   const size_t room = plan.memory_available > fixed ? plan.memory_available - fixed : 0;
-  plan.longest_context = largest(config.context_length,
-                                 [&](int32_t n) { return kv_bytes(config, options, limits, n, 1) <= room; });
-  const size_t each = kv_bytes(config, options, limits, limits.max_context, 1);
+  plan.longest_context = largest(config.context_length, [&](int32_t n) {
+    return kv_bytes(config, backend, options, limits, n, 1) <= room;
+  });
+  const size_t each = kv_bytes(config, backend, options, limits, limits.max_context, 1);
   plan.users_at_context = static_cast<int32_t>(std::min<size_t>(
       each == 0 ? 0 : room / each, static_cast<size_t>(std::numeric_limits<int32_t>::max())));
   return plan;

@@ -84,6 +84,19 @@ int64_t PipelineLeader::micro_batches(int64_t rows) const {
       1, std::max(std::min(stages, std::min(rows, kPromptRows)), std::min(4 * stages, rows / kPromptRows)));
 }
 
+// Within a sequence only where no layer has a state: of what a step goes through few states are kept, and the
+// second part of a prompt would begin at one that is not.
+int64_t PipelineLeader::cut(const Batch& batch, int64_t row) const {
+  const bool whole = std::any_of(spec_.kv_groups.begin(), spec_.kv_groups.end(),
+                                 [](const KvGroupSpec& group) { return group.state; });
+  if (!whole) return row;
+  for (const SequenceSlice& slice : batch.sequences) {
+    const int64_t end = int64_t{slice.first_row} + slice.num_tokens;
+    if (slice.first_row < row && row < end) return end;
+  }
+  return row;
+}
+
 void PipelineLeader::begin(const Batch& batch) {
   MILLRACE_CHECK(batch.sampled_rows.empty());  // this device does not sample
   pack(batch, spec_.kv_groups.size(), message_);
@@ -290,10 +303,12 @@ void forward_in_parts(const Model& model, Executor& executor, PipelineLeader* pi
   const auto rows = std::ssize(batch.tokens);
   const int64_t parts = pipeline == nullptr || !batch.only_logits ? 1 : pipeline->micro_batches(rows);
   if (parts == 1) return model.forward(executor, batch);
-  for (int64_t i = 0; i < parts; ++i) {
-    const MicroBatch part(batch, static_cast<int32_t>(rows * i / parts),
-                          static_cast<int32_t>(rows * (i + 1) / parts));
+  for (int64_t i = 0, begin = 0; i < parts; ++i) {
+    const int64_t end = pipeline->cut(batch, rows * (i + 1) / parts);
+    if (end == begin) continue;
+    const MicroBatch part(batch, static_cast<int32_t>(begin), static_cast<int32_t>(end));
     model.forward(executor, part.view());
+    begin = end;
   }
 }
 

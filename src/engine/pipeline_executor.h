@@ -30,6 +30,8 @@ class PipelineLeader final : public ForwardingExecutor {
   void begin_step();
   // How many a step of so many rows is cut into.
   int64_t micro_batches(int64_t rows) const;
+  // Where a step may be cut that was to be cut before `row`: there or behind it.
+  int64_t cut(const Batch& batch, int64_t row) const;
 
   void begin(const Batch& batch) override;
   void start() override;  // the stage's layers are done: the rest is the others'

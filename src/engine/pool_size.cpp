@@ -8,6 +8,7 @@
 #include "engine/available_memory.h"
 #include "engine/engine_options.h"
 #include "engine/rank_launcher.h"
+#include "engine/rank_messages.h"
 #include "kernels/quant/kv_types.h"
 
 namespace millrace {
@@ -70,12 +71,12 @@ size_t free_on_device(size_t memory, const io::Checkpoint& checkpoint, const Mod
 // Blocks of a shared pool, as many tokens as `max_bytes` bytes hold and no more than `tokens`; how many that
 // is.
 int64_t set_blocks_within(ExecutorSpec& spec, int32_t sequences, int64_t tokens, size_t max_bytes,
-                          const EngineOptions& options) {
+                          const EngineOptions& options, const Backend& backend) {
   int64_t low = 0, high = tokens / kBlockTokens;
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
     set_shared_blocks(spec, sequences, middle * kBlockTokens);
-    if (pool_bytes(spec, options) <= max_bytes) {
+    if (pool_bytes(spec, options, backend) <= max_bytes) {
       low = middle;
     } else {
       high = middle - 1;
@@ -122,8 +123,8 @@ size_t room_beside_weights(const io::Checkpoint& checkpoint, const ModelConfig& 
 }
 
 // The context of options that name none: what the model was trained for, cut to what memory holds of it.
-int32_t default_context(const ModelConfig& config, const ExecutorLimits& limits, const EngineOptions& options,
-                        const RuntimeSetup& setup, size_t room) {
+int32_t default_context(const ModelConfig& config, const ExecutorLimits& limits, const Backend& backend,
+                        const EngineOptions& options, const RuntimeSetup& setup, size_t room) {
   const int32_t most =
       setup.most_context > 0 ? std::min(config.context_length, setup.most_context) : config.context_length;
   if (setup.shared() && options.kv_tokens > 0) {
@@ -137,7 +138,7 @@ int32_t default_context(const ModelConfig& config, const ExecutorLimits& limits,
     if (setup.shared()) longer.sequences = 1;
     ExecutorSpec spec = make_executor_spec(config, longer);
     if (setup.shared()) set_shared_blocks(spec, limits.sequences, tokens_for(context));
-    return pool_bytes(spec, options) <= room;
+    return pool_bytes(spec, options, backend) <= room;
   });
 }
 
@@ -147,7 +148,7 @@ void check_fits(const ModelConfig& config, ExecutorLimits limits, const Backend&
   const int32_t wanted = limits.max_context;
   const auto bytes_of = [&](int64_t context) {
     limits.max_context = static_cast<int32_t>(context);
-    return pool_bytes(make_executor_spec(config, limits), options);
+    return pool_bytes(make_executor_spec(config, limits), options, backend);
   };
   const size_t bytes = bytes_of(wanted);
   if (bytes <= available) return;
@@ -171,6 +172,11 @@ namespace {
 int32_t blocks_held(const KvGroupSpec& group, const EngineOptions& options) {
   const bool all = !options.launcher.empty() && ranks_are_here(options);
   return all ? group.num_blocks : group.blocks_here();
+}
+
+// Ranks of one machine have an even part of what it has free.
+size_t memory_here(const RuntimeSetup& setup) {
+  return available_memory() / static_cast<size_t>(setup.local_ranks);
 }
 
 void check_positions(const ModelConfig& config, int32_t context) {
@@ -206,13 +212,26 @@ void check_sparse(const ModelConfig& config, const Backend& backend, const Engin
 
 }  // namespace
 
-size_t pool_bytes(const ExecutorSpec& spec, const EngineOptions& options) {
-  size_t bytes = 0;
-  for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
-    bytes += spec.pool_block_bytes(static_cast<int>(g)) *
-             static_cast<size_t>(blocks_held(spec.kv_groups[g], options));
+double part_of_pool(const ExecutorSpec& spec, int group, const dist::Shares& shares, int rank) {
+  const size_t whole = part_bytes(spec, block_part(spec, dist::Shares::even(0, 1), 0, group));
+  if (whole == 0) return 1;
+  return static_cast<double>(part_bytes(spec, block_part(spec, shares, rank, group))) /
+         static_cast<double>(whole);
+}
+
+size_t pool_bytes(const ExecutorSpec& spec, const EngineOptions& options, const Backend& backend) {
+  // Of heads or layers that ranks share what the one has that has most: pools are as long on each of them.
+  const dist::Shares* const shares = backend.own_memory() ? nullptr : backend.shares();
+  double bytes = 0;
+  for (int g = 0; g < std::ssize(spec.kv_groups); ++g) {
+    double part = shares == nullptr ? 1 : 0;
+    for (int r = 0; shares != nullptr && r < std::max(shares->ranks(), shares->stages()); ++r) {
+      part = std::max(part, part_of_pool(spec, g, *shares, r));
+    }
+    bytes += part * static_cast<double>(spec.pool_block_bytes(g)) *
+             blocks_held(spec.kv_groups[static_cast<size_t>(g)], options);
   }
-  return bytes;
+  return static_cast<size_t>(bytes);
 }
 
 ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend, const EngineOptions& options,
@@ -252,13 +271,13 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
 void check_context(const ModelConfig& config, const Backend& backend, const EngineOptions& options,
                    const RuntimeSetup& setup) {
   if (setup.shared() || backend.own_memory()) return;  // runtime_spec has looked
-  check_fits(config, runtime_limits(config, backend, options, setup), backend, options, available_memory());
+  check_fits(config, runtime_limits(config, backend, options, setup), backend, options, memory_here(setup));
 }
 
 ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                           const EngineOptions& options, const RuntimeSetup& setup) {
   ExecutorLimits limits = runtime_limits(config, backend, options, setup);
-  const size_t of_machine = available_memory();  // looked at once: it changes
+  const size_t of_machine = memory_here(setup);  // looked at once: it changes
   std::optional<size_t> available;
   if (const std::optional<size_t> memory = backend.own_memory()) {
     ExecutorLimits longest = limits;  // takes the largest workspace
@@ -270,7 +289,7 @@ ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& c
     size_t room =
         available ? *available : room_beside_weights(checkpoint, config, backend, setup, of_machine);
     if (options.speculation == Speculation::kDraft) room /= 2;  // the draft model has one of the same length
-    limits.max_context = default_context(config, limits, options, setup, room);
+    limits.max_context = default_context(config, limits, backend, options, setup, room);
   }
   if (!setup.shared()) {
     MILLRACE_CHECK(setup.kv_blocks.empty());
@@ -292,8 +311,8 @@ ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& c
   if (options.kv_tokens > 0) {
     const size_t max_bytes = available.value_or(of_machine);
     set_shared_blocks(spec, sequences, options.kv_tokens);
-    if (const size_t bytes = pool_bytes(spec, options); bytes > max_bytes) {
-      const int64_t fits = set_blocks_within(spec, sequences, options.kv_tokens, max_bytes, options);
+    if (const size_t bytes = pool_bytes(spec, options, backend); bytes > max_bytes) {
+      const int64_t fits = set_blocks_within(spec, sequences, options.kv_tokens, max_bytes, options, backend);
       throw_does_not_fit(backend, "a pool", options.kv_tokens, bytes, max_bytes, fits, "--kv-tokens");
     }
     if (options.kv_tokens < context_tokens) {
@@ -309,10 +328,10 @@ ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& c
   const int32_t usual = options.context > 0 ? options.context : std::min(spec.max_context, kUsualContext);
   int64_t wanted = std::max(context_tokens, tokens_for(usual) * sequences);
   if (setup.most_tokens > 0) wanted = std::clamp(setup.most_tokens, context_tokens, wanted);
-  const int64_t tokens = set_blocks_within(spec, sequences, wanted, max_bytes, options);
+  const int64_t tokens = set_blocks_within(spec, sequences, wanted, max_bytes, options, backend);
   if (tokens < context_tokens) {
     set_shared_blocks(spec, sequences, context_tokens);
-    throw_does_not_fit(backend, "a context", spec.max_context, pool_bytes(spec, options), max_bytes,
+    throw_does_not_fit(backend, "a context", spec.max_context, pool_bytes(spec, options, backend), max_bytes,
                        std::max<int64_t>(0, tokens - kBlockTokens), "--ctx");
   }
   return spec;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "dist/shares.h"
 
 namespace millrace {
 namespace {
@@ -73,6 +74,25 @@ TEST_F(DefaultContext, HasALimitOfWhoeverOpens) {
   setup.most_context = 5000;
   EXPECT_EQ(spec({}, setup).max_context, 5000);
   EXPECT_EQ(spec({.context = 6000}, setup).max_context, 6000);
+}
+
+// Ranks that share heads, or layers, have a part of every block: as much memory holds more of them.
+TEST_F(DefaultContext, OfRanksIsOfTheirParts) {
+  const size_t bytes = 1000 * spec({}).kv_block_bytes(0);
+  const auto blocks_of = [&](const dist::Shares* shares) {
+    const std::unique_ptr<Backend> rank = make_backend("cpu", {.threads = 1, .shares = shares});
+    return runtime_spec(checkpoint_, config_, *rank, {.model = kModel, .kv_bytes = bytes},
+                        {.sequences = RuntimeSetup::kShared})
+        .kv_groups[0]
+        .num_blocks;
+  };
+  ASSERT_EQ(blocks_of(nullptr), 1000);
+  const dist::Shares halves = dist::Shares::even(1, 2), uneven(0, {3, 1}),
+                     stages = dist::Shares::pipeline(0, {1, 1});
+  ASSERT_EQ(config_.kv_heads % 2, 0);
+  EXPECT_EQ(blocks_of(&halves), 2000);
+  EXPECT_LT(blocks_of(&uneven), 2000);  // the first has most of it
+  EXPECT_EQ(blocks_of(&stages), 1000 * config_.layers / ((config_.layers + 1) / 2));
 }
 
 // What the CPU keeps of a split context is bounded: eight times the context, less than twice the workspace.

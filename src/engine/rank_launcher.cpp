@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <sstream>
+#include <string_view>
 #include <thread>
 
 #include "base/error.h"
@@ -44,6 +45,19 @@ std::string rank_program() {
   return self.filename().string().starts_with("millrace") ? self.string() : "millrace";
 }
 
+// Whether mpirun would start everybody here: there is no job whose hosts it would take, and nobody has said
+// where to start ranks or how they talk.
+bool is_alone_here() {
+  for (char** at = environ; *at != nullptr; ++at) {
+    const std::string_view variable = *at;
+    for (const std::string_view known : {"SLURM_JOB_ID=", "PBS_JOBID=", "LSB_JOBID=", "OMPI_MCA_btl=",
+                                         "OMPI_MCA_orte_default_hostfile=", "OMPI_MCA_hostfile="}) {
+      if (variable.starts_with(known)) return false;
+    }
+  }
+  return true;
+}
+
 std::string joined(const std::vector<std::string>& words) {
   std::string all;
   for (const std::string& word : words) all += (all.empty() ? "" : ",") + word;
@@ -62,6 +76,15 @@ std::vector<std::string> parse_rank_hosts(const EngineOptions& options) {
   std::istringstream in(options.rank_hosts);
   for (std::string host; std::getline(in, host, ',');) hosts.push_back(host);
   return hosts;
+}
+
+int most_on_a_host(const EngineOptions& options) {
+  const std::vector<std::string> hosts = parse_rank_hosts(options);
+  int most = 1;
+  for (const std::string& host : hosts) {
+    most = std::max(most, static_cast<int>(std::count(hosts.begin(), hosts.end(), host)));
+  }
+  return most;
 }
 
 bool ranks_are_here(const EngineOptions& options) {
@@ -95,6 +118,8 @@ std::vector<std::string> launch_command(const RankSet& set, const std::string& f
   };
   if (plain && mpirun) add({"--bind-to", "none"});
   if (plain && mpirun && set.hosts.empty()) add({"--oversubscribe"});
+  // By shared memory alone: MPI's TCP would listen on every address of the machine.
+  if (plain && mpirun && set.hosts.empty() && is_alone_here()) add({"--mca", "btl", "^tcp"});
   if (plain && mpirun && geteuid() == 0) add({"--allow-run-as-root"});
   if (mpirun) add({"-x", "MILLRACE_RANK_KEY"});
   if (!set.hosts.empty()) add({"--host", joined(set.hosts), "--map-by", "node"});

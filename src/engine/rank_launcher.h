@@ -22,6 +22,8 @@ RankSet rank_set(const EngineOptions& options, int left_out = -1);
 
 // EngineOptions::rank_hosts, one by one.
 std::vector<std::string> parse_rank_hosts(const EngineOptions& options);
+// Most of them that are the same host; 1 where the launcher decides.
+int most_on_a_host(const EngineOptions& options);
 // Are all ranks on this machine, as far as the options say?
 bool ranks_are_here(const EngineOptions& options);
 

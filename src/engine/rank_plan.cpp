@@ -1,6 +1,7 @@
 #include "engine/rank_plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/error.h"
 #include "kernels/quant/kv_types.h"
@@ -40,7 +41,21 @@ dist::Plan::Part part_of(const std::string& name, const TensorView& whole, const
   const auto at = static_cast<size_t>(vector ? whole.rank - 1 : whole.rank - 2);
   const int64_t stride = vector ? static_cast<int64_t>(info(whole.type).block_bytes) : whole.row_stride_bytes;
   const int64_t begin = part.data == whole.data || stride == 0 ? 0 : (part.data - whole.data) / stride;
-  return {name, begin, begin + part.shape[at], whole.shape[at], part.bytes()};
+  return {name, begin, begin + part.shape[at], whole.shape[at], part.bytes(), part.bytes()};
+}
+
+// Of so many bytes of a weight those that a token's product reads: its experts are some of them.
+size_t read_of(size_t bytes, const WeightSpec& spec, const ModelConfig& config) {
+  if (!is_of_experts(spec.role)) return bytes;
+  return bytes * static_cast<size_t>(config.experts_per_token) / static_cast<size_t>(config.experts);
+}
+
+size_t kv_bytes_of_layer(const ModelConfig& config, int layer, DType kv_type, int64_t kv_heads) {
+  if (!config.keeps(layer) || (config.has_state(layer) && !config.state_beside)) return 0;
+  const int64_t parts = config.latent.rank > 0 ? 1 : 2;
+  size_t bytes = static_cast<size_t>(parts * kv_heads) * kv_head_bytes(kv_type, config.head_dim);
+  if (config.latent.index_dim > 0) bytes += kv_head_bytes(kv_type, config.latent.index_dim);
+  return bytes;
 }
 
 }  // namespace
@@ -61,36 +76,69 @@ dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& confi
     const dist::Shares shares = shares_of(r);
     dist::Plan::Rank& rank = plan.ranks.emplace_back();
     if (whole_experts) rank.experts = shares.experts(config.experts);
-    const auto add = [&](const std::string& name, const TensorView& whole, const TensorView& part) {
-      rank.parts.push_back(part_of(name, whole, part));
-      rank.weight_bytes += rank.parts.back().bytes;
-    };
     WeightSource source(checkpoint, config, /*gather=*/false);
     visit_weights(
         source, config, [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
-          if (name ==
-              "token_embd.weight") {  // looked up row by row: nothing of it is held but what is multiplied
-            if (tied) add(name, view, slice_weight(view, "output.weight", config, shares));
-            return;
+          const bool table = name == "token_embd.weight";
+          if (table && !tied) return;  // looked up row by row: nothing of it is held but what is multiplied
+          const TensorView part = slice_weight(view, table ? "output.weight" : spec.role, config, shares);
+          dist::Plan::Part& added = rank.parts.emplace_back(part_of(name, view, part));
+          if (whole_experts && is_of_experts(spec.role)) {
+            added.begin = rank.experts.begin;
+            added.end = rank.experts.end;
+            added.of = config.experts;
           }
-          const TensorView part = slice_weight(view, spec.role, config, shares);
-          if (!whole_experts || !is_of_experts(spec.role)) return add(name, view, part);
-          rank.parts.push_back({name, rank.experts.begin, rank.experts.end, config.experts, part.bytes()});
-          rank.weight_bytes += part.bytes();
+          added.read_bytes = read_of(added.bytes, spec, config);
+          rank.weight_bytes += added.bytes;
+          if (r == 0) plan.read_bytes += read_of(view.bytes(), spec, config);
         });
     const auto heads = shares.heads(config.heads, config.kv_heads);
     rank.query_heads = heads.query;
     rank.kv_heads = heads.kv;
-    const int64_t parts = config.latent.rank > 0 ? 1 : 2;
     for (int l = 0; l < config.layers; ++l) {
-      if (!config.keeps(l) || (config.has_state(l) && !config.state_beside)) continue;
-      rank.kv_bytes_per_token +=
-          static_cast<size_t>(parts * heads.kv.size()) * kv_head_bytes(kv_type, config.head_dim);
-      if (config.latent.index_dim > 0)
-        rank.kv_bytes_per_token += kv_head_bytes(kv_type, config.latent.index_dim);
+      rank.kv_bytes_per_token += kv_bytes_of_layer(config, l, kv_type, heads.kv.size());
     }
   }
   return plan;
+}
+
+StagePlan plan_stages(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type,
+                      const std::vector<double>& speeds) {
+  const bool tied = has_tied_output(checkpoint);
+  StagePlan plan;
+  for (int r = 0; r < static_cast<int>(speeds.size()); ++r) {
+    StagePlan::Stage& stage = plan.stages.emplace_back();
+    stage.layers = dist::Shares::pipeline(r, speeds).layers(config.layers);
+    const bool first = stage.layers.begin == 0, last = stage.layers.end == config.layers;
+    WeightSource source(checkpoint, config, /*gather=*/false);
+    visit_weights(source, config,
+                  [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
+                    const std::string block = "blk.";
+                    bool here = last;
+                    if (name == "token_embd.weight") here = first || (last && tied);
+                    if (name.starts_with(block)) {
+                      const int layer = std::atoi(name.c_str() + block.size());
+                      here = layer >= stage.layers.begin && layer < stage.layers.end;
+                    }
+                    if (here && !spec.on_host) stage.weight_bytes += view.bytes();
+                  });
+    for (auto l = static_cast<int>(stage.layers.begin); l < stage.layers.end; ++l) {
+      stage.kv_bytes_per_token += kv_bytes_of_layer(config, l, kv_type, config.kv_heads);
+    }
+    const int64_t values = r == 0 ? config.vocab : config.hidden;  // logits come back
+    stage.received_per_token = static_cast<uint64_t>(values) * sizeof(float);
+  }
+  return plan;
+}
+
+dist::TokenTime StagePlan::token_time(double alone_s, const dist::LinkSpeed& link) const {
+  dist::TokenTime time{.computing_s = alone_s};
+  if (stages.size() == 1) return time;
+  uint64_t bytes = 0;
+  for (const Stage& stage : stages) bytes += stage.received_per_token;
+  time.latency_s = link.latency_s * static_cast<double>(stages.size());
+  time.moving_s = link.bytes_per_s > 0 ? static_cast<double>(bytes) / link.bytes_per_s : 0;
+  return time;
 }
 
 namespace {

@@ -17,6 +17,21 @@ namespace millrace {
 dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type,
                       const std::vector<double>& speeds, bool whole_experts = false);
 
+// Who has which layers, where each rank has whole ones.
+struct StagePlan {
+  struct Stage {
+    dist::Range layers;
+    size_t weight_bytes = 0, kv_bytes_per_token = 0;
+    uint64_t received_per_token = 0;  // the residual stream; by rank 0 the logits
+  };
+  std::vector<Stage> stages;
+
+  // As dist::Plan::token_time: stages follow one another, so that one sequence waits for all of them.
+  dist::TokenTime token_time(double alone_s, const dist::LinkSpeed& link) const;
+};
+StagePlan plan_stages(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type,
+                      const std::vector<double>& speeds);
+
 // What of one context is a rank's, where it is spread over ranks.
 struct ContextPlan {
   int32_t ranks = 1;

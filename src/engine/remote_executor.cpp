@@ -126,8 +126,8 @@ namespace {
 
 class RemoteBackend final : public Backend {
  public:
-  RemoteBackend(std::unique_ptr<Backend> local, RankFront& front, int ranks, bool stages)
-      : local_(std::move(local)), front_(front), ranks_(ranks), stages_(stages) {}
+  RemoteBackend(std::unique_ptr<Backend> local, RankFront& front, int ranks, bool samples)
+      : local_(std::move(local)), front_(front), ranks_(ranks), samples_(samples) {}
 
   std::string_view name() const override { return local_->name(); }
   std::string description() const override {
@@ -159,7 +159,7 @@ class RemoteBackend final : public Backend {
 
   size_t workspace_bytes(const ExecutorSpec& spec) const override { return local_->workspace_bytes(spec); }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
-    return std::make_unique<RemoteExecutor>(front_, spec, !stages_);
+    return std::make_unique<RemoteExecutor>(front_, spec, samples_);
   }
   void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) override {
     local_->parallel(count, body);
@@ -169,14 +169,14 @@ class RemoteBackend final : public Backend {
   const std::unique_ptr<Backend> local_;
   RankFront& front_;
   const int ranks_;
-  const bool stages_;
+  const bool samples_;
 };
 
 }  // namespace
 
 std::unique_ptr<Backend> make_remote_backend(std::unique_ptr<Backend> local, RankFront& front, int ranks,
-                                             bool stages) {
-  return std::make_unique<RemoteBackend>(std::move(local), front, ranks, stages);
+                                             bool samples) {
+  return std::make_unique<RemoteBackend>(std::move(local), front, ranks, samples);
 }
 
 }  // namespace millrace

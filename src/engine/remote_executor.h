@@ -65,8 +65,8 @@ class RemoteExecutor final : public Executor {
 };
 
 // `local` is a device of this machine, of the ranks' kind, that is asked for what it can do and how much
-// memory things take. stages: ranks have layers, not rows.
+// memory things take. samples: ranks have parts of the vocabulary.
 std::unique_ptr<Backend> make_remote_backend(std::unique_ptr<Backend> local, RankFront& front, int ranks,
-                                             bool stages);
+                                             bool samples);
 
 }  // namespace millrace

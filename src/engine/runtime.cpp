@@ -90,7 +90,8 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
     const bool here = ranks_are_here(options);
     if (!here || options.device.starts_with("cuda")) {
       r->shares_ = shares_of(options, 0, r->checkpoint_, config);
-      ranks = {nullptr, &*r->shares_, 0, here ? ranks_of(options) : 1};
+      ranks = {nullptr, &*r->shares_, 0, here ? ranks_of(options) : most_on_a_host(options)};
+      setup.local_ranks = here ? 1 : ranks.local_ranks;
     }
   } else if (ranks_of(options) > 1 || setup.group != nullptr) {
     check_stages(config, options);
@@ -99,6 +100,7 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
     const HostPlace place = place_on_host(*r->group_);
     ranks = {r->shares_->stages() > 1 ? nullptr : r->group_.get(), &*r->shares_, place.local_rank,
              place.local_ranks};
+    setup.local_ranks = place.local_ranks;
   }
   ChosenBackend chosen =
       open_backend(r->checkpoint_, config, outside ? front_options(options) : options, setup, ranks);
@@ -107,7 +109,7 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
     r->front_ = std::make_unique<RankFront>(
         options, [claims](const EngineOptions& o) { return with_options(claims, o); }, setup.wake);
     chosen.backend = make_remote_backend(std::move(chosen.backend), *r->front_, ranks_of(options),
-                                         options.pipeline_parallel > 1);
+                                         options.tensor_parallel > 1);
   }
   if (r->group_ != nullptr) check_ranks_agree(*r->group_, r->checkpoint_, config, options, *chosen.backend);
   r->backend_ = std::move(chosen.backend);
@@ -148,7 +150,7 @@ void Runtime::open_images(const ModelConfig& config, const EngineOptions& option
   if (!setup.shared()) return refuse("this command takes no images");
   if (backend_->lacks().has(OpFeature::kImages))
     return refuse(fmt::format("the device {} takes no images yet; use --device cpu", backend_->name()));
-  if (group_ != nullptr) return refuse("ranks take no images yet; use one process");
+  if (group_ != nullptr || front_ != nullptr) return refuse("ranks take no images yet; use one process");
   if (!tokenizer_) return refuse("the model has no tokenizer");
   const std::vector<int32_t> token =
       tokenizer_->encode(text->token, {.add_special = false, .parse_special = true});

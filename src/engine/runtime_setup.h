@@ -46,6 +46,7 @@ struct RuntimeSetup {
   // The ranks that share the model, instead of the processes of mpirun's job: EngineOptions::tensor_parallel
   // of them, of which this is rank 0. The others follow_rank_zero (rank_group.h).
   std::shared_ptr<dist::Communicator> group = {};
+  int local_ranks = 1;  // of one machine, which share its memory; the runtime's to fill in
 
   Topology topology = {};  // the memory nodes that a CPU's threads run on; empty: all of them
   // Called, from another thread, when ranks that the runtime started are lost or there again.

@@ -7,6 +7,7 @@ same; ranks that are not what they should be are refused by name. Replicas, with
 Without Open MPI, or in a build without it, what needs it is skipped, and the last line says so (status 77).
 """
 
+import base64
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODELS = ROOT / "tests/golden/models"
 LLAMA = str(MODELS / "llama3/model.gguf")
+IMAGES = str(ROOT / "tests/golden/images/gemma3")
 NAMESPACES = Path(__file__).resolve().parent / "namespaces.sh"
 FAKE = Path(__file__).resolve().parent / "fake_ranks.py"
 MILLRACE = ""
@@ -45,9 +47,9 @@ def runs(pid):
 
 
 class Server:
-    def __init__(self, test, *arguments):
+    def __init__(self, test, *arguments, model=LLAMA):
         self.log = tempfile.TemporaryFile("w+")
-        command = [MILLRACE, "serve", LLAMA, "--port", "0", "--ctx", "512", "--model-id", "m", "--quiet", *arguments]
+        command = [MILLRACE, "serve", model, "--port", "0", "--ctx", "512", "--model-id", "m", "--quiet", *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True, env=ENVIRONMENT, cwd=ROOT)
         test.addCleanup(self.end)
         line = self.process.stdout.readline()
@@ -199,6 +201,39 @@ class Faults(unittest.TestCase):
             time.sleep(0.05)
         self.assertEqual([rank["pid"] for rank in ranks if runs(rank["pid"])], [], "a rank has outlived its group")
 
+    def test_ranks_that_share_contexts_answer_as_one_process(self):
+        ways = (*WAYS, {**WAYS[1], "top_k": 9, "logprobs": 2, "n": 2})
+        alone = Server(self, "--threads", "1")
+        wanted = [alone.ask(max_tokens=24, **way)["choices"] for way in ways]
+        alone.end()
+        server = Server(self, "--context-parallel", "2", "--threads", "1")
+        self.assertEqual([server.ask(max_tokens=24, **way)["choices"] for way in ways], wanted)
+
+    def test_ranks_of_one_machine_listen_to_nobody_else(self):
+        server = Server(self, "--tensor-parallel", "2", "--threads", "1")
+        pids = [server.process.pid, *(rank["pid"] for rank in server.groups()[0]["ranks"])]
+        for pid in pids:
+            sockets = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+            for table, loopback in (("tcp", "0100007F"), ("tcp6", "00000000000000000000000001000000")):
+                for line in Path(f"/proc/{pid}/net/{table}").read_text().split("\n")[1:-1]:
+                    _, local, _, state, *_, inode = line.split()[:10]
+                    if state == "0A" and f"socket:[{inode}]" in sockets:  # it listens
+                        self.assertEqual(local.split(":")[0], loopback, f"process {pid}")
+
+    def test_images_are_refused(self):
+        # Ranks would compute the prompt without what is in them.
+        image = base64.b64encode((ROOT / "tests/golden/images/mill.png").read_bytes()).decode()
+        content = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}]
+        body = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        for ranks in ("--tensor-parallel", "--pipeline-parallel"):
+            server = Server(self, ranks, "2", "--threads", "1", model=IMAGES)
+            request = urllib.request.Request(server.url + "/v1/chat/completions", json.dumps(body).encode(),
+                                             {"content-type": "application/json"})
+            with self.assertRaises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=60)
+            self.assertIn("ranks take no images yet", refused.exception.read().decode())
+            server.end()
+
     def test_another_file_is_refused_by_name(self):
         # A launcher that gives the second rank another model.
         with tempfile.TemporaryDirectory() as folder:
@@ -332,6 +367,13 @@ class Deployment(unittest.TestCase):
             used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", command))
             self.assertIn("--front-address", used, name)
             self.assertLessEqual(used, known | mpirun, name)
+
+    def test_the_image_is_built_with_mpi(self):
+        # Its ranks would end at once, and say that this build has no MPI.
+        build = (ROOT / "deploy/Dockerfile").read_text().split("FROM debian:bookworm-slim\n")[0]
+        self.assertLess(build.index("libopenmpi-dev"), build.index("make build"))
+        ranks = (ROOT / "deploy/compose/Dockerfile").read_text()
+        self.assertRegex(ranks, r"(?s)FROM millrace\n.*openmpi-bin")
 
     def test_files_can_be_read(self):
         subprocess.run(["bash", "-n", ROOT / "deploy" / self.FILES[0]], check=True)

@@ -1,17 +1,18 @@
 // One model over ranks that are threads of this process: the bits of one process, for every tiny golden model
 // and for any number of ranks, however prompts are cut, whoever else runs, and wherever KV blocks go.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <random>
 #include <set>
 #include <string>
 
 #include "base/error.h"
+#include "engine/random_schedules.h"
 #include "engine/rank_group.h"
 #include "engine/rank_messages.h"
 #include "engine/rank_plan.h"
@@ -201,6 +202,45 @@ TEST(Ranks, EveryArchitectureWorksOrIsRefused) {
   EXPECT_GT(by_experts, 15u);
 }
 
+std::vector<int32_t> long_prompt(int32_t tokens) {
+  std::vector<int32_t> prompt;
+  for (int32_t i = 0; i < tokens; ++i) prompt.push_back(3 + i * i % 240);
+  return prompt;
+}
+
+// A prompt of several micro-batches, which of layers with a state is one.
+TEST(Ranks, StagesTakeLongPrompts) {
+  for (const std::string& path : {test::kLlamaModel, test::kStateModel}) {
+    for (const int32_t tokens : {70, 200}) {
+      const std::vector<int32_t> prompt = long_prompt(tokens);
+      expect_same_in_stages(path, prompt, alone(path, prompt), 2);
+    }
+  }
+}
+
+// In bulk: any number of ranks, also more than there are heads or experts.
+TEST(Ranks, EveryModelOverAnyNumber) {
+  size_t worked = 0;
+  for (const std::string& name : golden::model_names()) {
+    const golden::Model model = golden::load_model(name);
+    const std::string& path = model.paths.back();
+    const Expected expected = alone(path, prompt_of(model));
+    const bool by_rows = !refused_by_rows().contains(model.architecture);
+    const bool by_experts =
+        model.architecture != "gemma4" && read_config(io::Checkpoint::open(path)).experts > 0;
+    for (const int ranks : {1, 2, 4, 8, 16}) {
+      if (by_rows) expect_same(path, prompt_of(model), expected, ranks);
+      if (by_experts && ranks > 1) expect_same(path, prompt_of(model), expected, ranks, "", "", true);
+      worked += by_rows || by_experts;
+    }
+    const ModelConfig config = read_config(io::Checkpoint::open(path));
+    if (config.state.wkv7 || model.architecture == "gemma4") continue;
+    const std::vector<int32_t> prompt = long_prompt(150);
+    if (config.layers > 1) expect_same_in_stages(path, prompt, alone(path, prompt), 2);
+  }
+  EXPECT_GT(worked, 150u);
+}
+
 // Counts what the exchanges of a step move; messages of the leader pass by.
 class CountsGathers final : public dist::Communicator {
  public:
@@ -376,72 +416,58 @@ TEST(Ranks, PiecesOfABlockCoverIt) {
   }
 }
 
-// Requests that come, share prompts, are swapped out to RAM and computed again: the answers of each alone.
+// Requests that come and are cancelled, share prompts, fork, are swapped out to RAM, found on disk, computed
+// again, guess ahead: the answers of each alone. Engines of random options, each with so many schedules.
 void expect_random_schedules(int tensor_parallel, int pipeline_parallel, bool whole_experts = false,
-                             const std::string& device = "cpu", const std::string& kv_type = "") {
-  std::mt19937 random(28);
-  const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+                             const std::string& device = "cpu", const std::string& kv_type = "",
+                             int of_each = 5) {
+  constexpr int kEngines = 4;
+  const int schedules = test::schedules_wanted(of_each);
   const std::vector<std::string> by_rows = {test::kLlamaModel, test::kWindowModel};
   // The second has layers with a state: every rank has all of its blocks.
   const std::vector<std::string> by_experts = {test::kWindowModel, test::kStateModel};
+  test::Random random(28);
+  test::Counts counts;
   for (const std::string& model : whole_experts ? by_experts : by_rows) {
-    std::vector<int32_t> document;
-    for (int i = 0; i < 60; ++i) document.push_back(pick(3, 249));
-    std::vector<Request> requests;
-    for (int i = 0; i < 12; ++i) {
-      Request r;
-      r.tokens.assign(document.begin(), document.begin() + pick(1, 60));
-      for (int j = pick(0, 8); j > 0; --j) r.tokens.push_back(pick(3, 249));
-      r.max_tokens = pick(1, 20);
-      r.samples = pick(1, 4) == 1 ? 2 : 1;
-      r.ignore_end = true;
-      r.priority = pick(0, 3);
-      r.sampling.seed = static_cast<uint64_t>(i);
-      r.sampling.temperature = pick(0, 1) == 0 ? 0.0f : 0.8f;
-      if (pick(0, 1) == 0) r.sampling.top_p = 0.9f;
-      if (pick(0, 2) == 0) r.sampling.top_k = pick(2, 40);
-      if (pick(0, 2) == 0) r.sampling.repetition_penalty = 1.3f;
-      if (pick(0, 5) == 0) r.sampling.logprobs = 2;
-      if (pick(1, 5) == 1) r.embedding = Pooling::kMean;
-      if (r.embedding) r.samples = 1;
-      requests.push_back(r);
+    const test::Catalogue& catalogue = test::catalogue_of(model, device, kv_type);
+    const std::filesystem::path directory =
+        std::filesystem::path(testing::TempDir()) / fmt::format("ranks_kv_{}", ::getpid());
+    std::filesystem::remove_all(directory);
+    for (int e = 0; e < kEngines; ++e) {
+      EngineOptions options = test::random_options(random, model);
+      options.device = device;
+      options.kv_type = kv_type;
+      options.threads = 1;
+      options.tensor_parallel = tensor_parallel;
+      options.pipeline_parallel = pipeline_parallel;
+      options.expert_parallel = whole_experts;
+      if (options.prefix_cache && random.chance(40)) options.kv_dir = directory.string();
+      with_ranks(
+          tensor_parallel * pipeline_parallel, {options}, [&](std::shared_ptr<dist::Communicator> group) {
+            const auto change = [&](RuntimeSetup& setup) { setup.group = group; };
+            test::Harness harness(options, test::random_pool(random, model == test::kLlamaModel ? 1 : 2),
+                                  nullptr, change);
+            group.reset();
+            for (int s = 0; s < schedules; ++s) {
+              test::run_schedule(harness, catalogue, random, counts);
+              ASSERT_FALSE(testing::Test::HasFatalFailure()) << model << " engine " << e << " schedule " << s;
+            }
+            counts.hits += harness.runtime->cache().stats().hit_tokens;
+          });
+      if (testing::Test::HasFatalFailure()) return;
     }
-    const int ranks = tensor_parallel * pipeline_parallel;
-    EngineOptions options = options_for(model, tensor_parallel, "", kv_type, device);
-    options.expert_parallel = whole_experts;
-    options.pipeline_parallel = pipeline_parallel;
-    options.context = 128;
-    options.max_running = 8;
-    options.step_tokens = 24;
-    options.ram_tier_bytes = size_t{1} << 20;
-    with_ranks(ranks, {options}, [&](std::shared_ptr<dist::Communicator> group) {
-      const auto change = [&](RuntimeSetup& setup) { setup.group = group; };
-      const size_t groups = model == test::kLlamaModel ? 1 : 2;
-      test::Harness harness(options, std::vector<int32_t>(groups, 20), nullptr, change);
-      group.reset();
-      size_t next = 0;
-      const auto submit_some = [&] {
-        if (next < requests.size() && pick(0, 1) == 0) harness.submit(requests[next++]);
-      };
-      while (next < requests.size()) {
-        submit_some();
-        harness.loop->turn();
-        harness.read_all();
-      }
-      harness.run();
-      // Candidates are enough for most steps; stages have no parts of the vocabulary.
-      EXPECT_EQ(harness.recorder->rows_picked_by_ranks.load() > 0, tensor_parallel > 1);
-      for (size_t i = 0; i < requests.size(); ++i) {
-        const auto expected = test::run_alone(model, requests[i], 1, device, kv_type);
-        for (size_t s = 0; s < expected.size(); ++s) {
-          EXPECT_EQ(harness.answers[i][s].error, "");
-          EXPECT_EQ(harness.answers[i][s].tokens, expected[s].tokens) << model << " request " << i;
-          EXPECT_EQ(harness.answers[i][s].embedding, expected[s].embedding) << model << " request " << i;
-          EXPECT_EQ(harness.answers[i][s].logprobs, expected[s].logprobs) << model << " request " << i;
-        }
-      }
-    });
+    std::filesystem::remove_all(directory);
   }
+  std::printf(
+      "[  figure  ] %lu schedules: %lu samples compared, %lu cancelled, %lu swaps, %lu recomputations\n",
+      counts.schedules, counts.finished, counts.cancelled, counts.swaps, counts.recomputes);
+  EXPECT_GT(counts.hits, 0u);
+  EXPECT_GT(counts.forked, 0u);
+  EXPECT_GT(counts.embeddings, 0u);
+  EXPECT_GT(counts.logprobs, 0u);
+  EXPECT_GT(counts.swaps + counts.recomputes, 0u);
+  // Candidates are enough for most steps; stages have no parts of the vocabulary.
+  EXPECT_EQ(counts.picked_by_ranks > 0, tensor_parallel > 1);
 }
 
 // Drawn tokens without logits on the way: what rank 0 receives in a step is no row of them.
@@ -468,6 +494,8 @@ TEST(Ranks, DrawnTokensMoveCandidates) {
 }
 
 TEST(Ranks, RandomSchedulesOverThreeRanks) { expect_random_schedules(3, 1); }
+// In bulk: of each of eight engines so many.
+TEST(Ranks, AThousandSchedulesOverThreeRanks) { expect_random_schedules(3, 1, false, "cpu", "", 125); }
 TEST(ExpertParallel, RandomSchedulesOverTwoRanks) { expect_random_schedules(2, 1, true); }
 TEST(Ranks, RandomSchedulesOverTwoStages) { expect_random_schedules(1, 2); }
 

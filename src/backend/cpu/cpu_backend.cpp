@@ -23,6 +23,7 @@ class CpuBackend final : public Backend {
       : kernels_(kernels),
         group_(options.group),
         shares_(options.shares),
+        max_copies_(cpu::usable_memory() / 3 / static_cast<size_t>(options.local_ranks)),
         pool_(options.threads, options.topology.empty() ? machine_topology() : options.topology) {}
 
   std::string_view name() const override { return "cpu"; }
@@ -137,11 +138,12 @@ class CpuBackend final : public Backend {
   const cpu::KernelTable& kernels_;
   dist::Communicator* const group_;  // absent: this process has the whole model
   const dist::Shares* const shares_;
+  const size_t max_copies_;  // a third of the memory: ranks of one machine share it
   ThreadPool pool_;
   cpu::ReadAhead read_ahead_;
   // Bytes for interleaved copies, less what is held already: the file itself may be in memory too.
   size_t left_for_copies(size_t held) const { return held < max_copies_ ? max_copies_ - held : 0; }
-  size_t max_copies_ = cpu::usable_memory() / 3, held_ = 0;
+  size_t held_ = 0;
 };
 
 }  // namespace
