@@ -237,6 +237,7 @@ def test_attention_empty_and_wrong():
     raises(RuntimeError, "k has another dtype", mt.attention, q, random(1, 3, 2, 16, dtype=BF16), q)
     raises(RuntimeError, "kv_heads", mt.attention, random(1, 2, 3, 16), q, q)
     raises(ValueError, "scale", mt.attention, q, q, q, scale=math.inf)
+    raises(ValueError, "cu_k", mt.attention, *(random(4, 2, 16) for _ in range(3)), cu_q=torch.tensor([0, 4]))
     weighed = mt.attention(q, q, q, scale=0.0)
     close("scale 0", weighed, q.double().mean(1, keepdim=True).expand(1, 3, 2, 16), F32)
 
@@ -281,7 +282,14 @@ def test_sdpa():
     raises(NotImplementedError, "attn_mask", mt.scaled_dot_product_attention, q, q, q, attn_mask=mask)
     raises(NotImplementedError, "dropout", mt.scaled_dot_product_attention, q, q, q, dropout_p=0.1)
     mt.set_fallback("warn")
-    raises(ValueError, "enable_gqa", mt.scaled_dot_product_attention, q, q[:, :1], q[:, :1])
+    one = q[:, :1].detach()  # torch lets one head of keys serve all, others with enable_gqa alone
+    close("sdpa of one head of keys", mt.scaled_dot_product_attention(q, one, one),
+          F.scaled_dot_product_attention(q, one, one).double(), F32)
+    four = random(1, 4, 5, 16)
+    raises(RuntimeError, "size of tensor", mt.scaled_dot_product_attention, four, four[:, :2], four[:, :2])
+    raises(RuntimeError, "dropout", mt.scaled_dot_product_attention, q, q, q, dropout_p=-0.1)
+    nested = torch.nested.nested_tensor([torch.randn(n, 4, 16) for n in (3, 5)], layout=torch.jagged).transpose(1, 2)
+    assert mt.scaled_dot_product_attention(nested, nested, nested).is_nested
     raises(ValueError, "how", mt.set_fallback, "loud")
 
 
@@ -409,6 +417,7 @@ def test_cross_entropy():
                     32)  # a difference of two numbers of the logits' size
     if device() == "cpu":
         raises(RuntimeError, "targets", mt.cross_entropy, random(2, 4), torch.tensor([1, 4]))
+        raises(RuntimeError, "targets", mt.cross_entropy, random(2, 4), torch.tensor([1, 2**32]))  # 0 as an int32
     raises(ValueError, "reduction", mt.cross_entropy, random(2, 4), torch.tensor([1, 3]), reduction="max")
 
 
@@ -420,6 +429,7 @@ def test_embedding():
                 (random(6, 9, dtype=dtype),), dtype)
     if device() == "cpu":
         raises(RuntimeError, "token", mt.embedding, torch.tensor([6]), random(6, 9))
+        raises(RuntimeError, "token", mt.embedding, torch.tensor([-2**32]), random(6, 9))
     else:  # a GPU is not waited for
         assert bool(mt.embedding(torch.tensor([6]), random(6, 9)).isnan().all())
 
@@ -494,6 +504,9 @@ def test_quantized():
         close(f"{type} dx", d_x, dy.double() @ plain.double(), F32)
         close(f"{type} dbias", d_bias, dy.double().sum((0, 1)), F32)
     raises(ValueError, "nvfp4", mt.quantize, w, "nvfp4")
+    model = torch.nn.ModuleDict({"body": torch.nn.Linear(32, 32), "lm_head": torch.nn.Linear(32, 32)})
+    assert mt.quantize_(model, "q8_0", skip="lm_head") == 1 and model["lm_head"].__class__ is torch.nn.Linear
+    raises(ValueError, "int4_128", mt.quantize_, model, "int5")
     raises(RuntimeError, "", mt.quantize, random(3, 40, grad=False), "q8_0")
     raises(RuntimeError, "columns", ops.linear_quantized, random(2, 64), mt.quantize(w, "q8_0")[0], "q8_0")
     raises(RuntimeError, "scales", ops.linear_quantized, random(2, 256), mt.quantize(w, "fp8")[0], "f8_e4m3")
@@ -716,6 +729,40 @@ def test_autocast():
     y.sum().backward()
     assert x.grad.dtype == F32 and w.grad.dtype == F32
     close("autocast", y, F.linear(x.to(BF16).double(), w.to(BF16).double()), BF16)
+
+
+def test_derivatives_that_are_not_there():
+    """Refused: torch would take them for zero."""
+    x, w, q = random(3, 8), random(8), random(1, 4, 2, 8)
+    heads = q.transpose(1, 2)
+    targets = torch.tensor([1, 2, 3])
+
+    def squares(f, *args):
+        first = torch.autograd.grad(f(*args).pow(2).sum(), args, create_graph=True)
+        return sum((g**2).sum() for g in first)
+
+    def twice(f, *args):
+        return torch.autograd.grad(squares(f, *args) + sum(a.sum() for a in args), args)
+
+    def forward(f, *args):
+        with torch.autograd.forward_ad.dual_level():
+            return f(*(torch.autograd.forward_ad.make_dual(a.detach(), torch.ones_like(a)) for a in args))
+
+    for f, args in ((mt.rms_norm, (x, w)), (mt.layer_norm, (x, w)), (lambda x: mt.add_rms_norm(x, x)[0], (x,)),
+                    (mt.gelu, (x,)), (mt.swiglu, (x, x)), (mt.softmax, (x,)), (ops.softmax.default, (x,)),
+                    (lambda x: mt.cross_entropy(x, targets), (x,)), (lambda q: mt.attention(q, q, q), (q,)),
+                    (lambda q: mt.attention(q, q, q, sinks=torch.zeros(2)), (q,)),
+                    (lambda q: mt.scaled_dot_product_attention(q, q, q), (heads,))):
+        raises(NotImplementedError, "has no second derivative", twice, f, *args)
+        assert torch.autograd.grad(f(*args).sum(), args, create_graph=True)[0].shape == args[0].shape
+        if f is not ops.softmax.default:
+            raises(NotImplementedError, "in forward mode", forward, f, *args)
+    for name, f, plain, args in (("linear", mt.linear, F.linear, (x, random(5, 8))),
+                                 ("rotary", lambda q: mt.rotary(q, torch.arange(4)),
+                                  lambda q: exact_rotary(q, torch.arange(4)[None], 10000.0**-(torch.arange(4) / 4), False),
+                                  (q,))):
+        for got, want in zip(twice(f, *args), twice(plain, *(a.detach().double().requires_grad_() for a in args))):
+            close(f"{name}, its second derivative", got, want, F32, 64)
 
 
 def test_meta_and_subclasses():

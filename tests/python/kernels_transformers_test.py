@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """attn_implementation="millrace" in transformers: tiny random models of each family, forward and backward, against the
-eager implementation of the same weights; padded batches; generation with a cache.
+eager implementation of the same weights; padded and packed batches; generation with a cache; encoders.
 
   tests/python/kernels_transformers_test.py [--device cuda]        run by kernels_test.py, on a CPU
 """
 
+import copy
 import sys
 
 import torch
@@ -39,13 +40,14 @@ def close(name, got, want, bound):
 def pair(name, dtype):
     """The same random model twice: eager, and with these kernels."""
     config_name, more = FAMILIES[name]
-    config = getattr(transformers, config_name)(**SMALL, **more)
     torch.manual_seed(1)
     models = []
     for how in ("eager", "millrace"):
-        config._attn_implementation = how
+        config = getattr(transformers, config_name)(**SMALL, **more)  # of its own: models of one config share the last word
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=how).to(dtype).eval()
         models.append(model)
+    found = [model.config._attn_implementation for model in models]
+    assert found == ["eager", "millrace"], found
     with torch.no_grad():
         for parameter in models[0].parameters():  # norms and sinks too: their defaults would hide an error
             parameter.copy_(torch.randn_like(parameter) * 0.2)
@@ -53,11 +55,19 @@ def pair(name, dtype):
     return models
 
 
-def run(model, **inputs):
+def run(model, labels=None, **inputs):
     model.zero_grad()
-    out = model(**inputs, labels=inputs["input_ids"])
+    out = model(**inputs, labels=inputs["input_ids"] if labels is None else labels)
     out.loss.backward()
     return out.logits.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def close_gradients(name, got, want, bound):
+    assert set(got) == set(want), f"{name}: gradients of {set(got) ^ set(want)} are missing"
+    largest = max(float(d.abs().max()) for d in want.values())
+    for key, d in want.items():
+        error = float((got[key] - d).abs().max())
+        assert error <= bound * max(largest, 1e-3), f"{name} gradient of {key}: off by {error:.3g} of {largest:.3g}"
 
 
 def test_family(name, dtype, bound):
@@ -67,21 +77,18 @@ def test_family(name, dtype, bound):
     want, d_want = run(eager, input_ids=tokens)
     got, d_got = run(ours, input_ids=tokens)
     close(f"{name} logits", got, want, bound)
-    largest = max(float(d.abs().max()) for d in d_want.values())
-    assert set(d_got) == set(d_want), f"{name}: gradients of {set(d_want) ^ set(d_got)} are missing"
-    for key, d in d_want.items():
-        error = float((d_got[key] - d).abs().max())
-        assert error <= bound * max(largest, 1e-3), f"{name} gradient of {key}: off by {error:.3g} of {largest:.3g}"
+    close_gradients(name, d_got, d_want, bound)
     for side in ("left", "right"):
         mask = torch.ones_like(tokens)
         mask[1, :6 if side == "left" else None] = 0 if side == "left" else 1
         if side == "right":
             mask[1, -6:] = 0
         seen = mask.bool()
-        with torch.no_grad():
-            want = eager(input_ids=tokens, attention_mask=mask).logits[seen]
-            got = ours(input_ids=tokens, attention_mask=mask).logits[seen]
-        close(f"{name} padded {side}", got, want, bound)
+        told = torch.nn.functional.pad(seen[:, :-1], (1, 0), value=True)  # by a token that is none of the padding
+        labels = tokens.masked_fill(~(seen & told), -100)
+        (want, d_want), (got, d_got) = (run(m, labels, input_ids=tokens, attention_mask=mask) for m in (eager, ours))
+        close(f"{name} padded {side}", got[seen], want[seen], bound)
+        close_gradients(f"{name} padded {side}", d_got, d_want, bound)
 
 
 def test_generate(name):
@@ -93,6 +100,58 @@ def test_generate(name):
     assert torch.equal(eager.generate(prompt, **how), ours.generate(prompt, **how)), f"{name}: other tokens"
 
 
+def test_packed(name):
+    """Sequences that share a row, told by positions that begin anew."""
+    eager, ours = pair(name, torch.float32)
+    tokens = torch.randint(3, 96, (2, 23))
+    positions = torch.cat((torch.arange(9), torch.arange(14))).expand(2, -1)
+    how = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
+    (want, d_want), (got, d_got) = run(eager, **how), run(ours, **how)
+    close(f"{name} packed", got, want, 2e-4)
+    close_gradients(f"{name} packed", d_got, d_want, 2e-4)
+    whole = ours(input_ids=tokens, use_cache=False).logits
+    assert float((whole - got).abs().max()) > 0.01, "packed sequences do not differ from one"
+
+
+def test_encoders():
+    """Bidirectional attention, windowed too, and a decoder's view of a padded encoder."""
+    torch.manual_seed(3)
+    tokens = torch.randint(3, 96, (2, 23))
+    mask = torch.ones_like(tokens)
+    mask[1, -6:] = 0
+    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "pad_token_id": 0}
+    bart = {"vocab_size": 96, "d_model": 64, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "max_position_embeddings": 64}
+    decoder = transformers.LlamaConfig(**SMALL)
+    decoder.is_causal = False
+    for config, inputs, kept in ((transformers.BertConfig(**sizes), {}, mask.bool()),
+                                 (transformers.ModernBertConfig(**sizes, local_attention=6), {}, mask.bool()),
+                                 (decoder, {}, mask.bool()),
+                                 (transformers.BartConfig(**bart), {"decoder_input_ids": tokens[:, :9]}, slice(None))):
+        models = []
+        for how in ("eager", "millrace"):
+            models.append(transformers.AutoModel.from_config(copy.deepcopy(config), attn_implementation=how).eval())
+        models[1].load_state_dict(models[0].state_dict())
+        with torch.no_grad():
+            want, got = (m(input_ids=tokens, attention_mask=mask, **inputs).last_hidden_state[kept] for m in models)
+        close(type(config).__name__, got, want, 2e-4)
+
+
+def test_refused():
+    """Masks that the library has no kernel for: said, and not left out."""
+    chunked = transformers.Llama4TextConfig(**SMALL, attention_chunk_size=5, num_local_experts=2, intermediate_size_mlp=96)
+    both_ways = transformers.Gemma3TextConfig(**SMALL, use_bidirectional_attention=True)
+    for config in (chunked, both_ways):
+        model = transformers.AutoModel.from_config(config, attn_implementation="millrace")
+        try:
+            model(input_ids=torch.tensor([[3, 4, 5, 6, 7, 8, 9]]))
+        except NotImplementedError as error:
+            assert "has no kernel" in str(error)
+        else:
+            raise AssertionError(f"{type(config).__name__}: a mask of another pattern was left out")
+
+
 def main():
     if sys.argv[1:2] == ["--device"]:
         torch.set_default_device(sys.argv[2])
@@ -101,6 +160,7 @@ def main():
     for name in FAMILIES:
         test_family(name, torch.float32, 2e-4)
         test_generate(name)
+        test_packed(name)
         print(f"{name}: passed", flush=True)
     mask = torch.ones(1, 1, 4, 4)
     _, ours = pair("llama", torch.float32)
@@ -110,6 +170,8 @@ def main():
         assert "attention_mask" in str(error)
     else:
         raise AssertionError("a mask of four dimensions was taken")
+    test_encoders()
+    test_refused()
     test_quantized()
     print(f"transformers {transformers.__version__} on {torch.get_default_device()}: passed")
 

@@ -5,7 +5,7 @@ import warnings
 import torch
 import torch.nn.functional as F
 
-from ._functional import _int32, default_scale, entry, is_compiling, is_grad_enabled, transforms_active
+from ._functional import _int32, default_scale, entry, is_compiling, is_grad_enabled, watched
 
 ops = torch.ops.millrace
 _attention, _attention_paged = entry("attention", (0, 1, 2, 3)), entry("attention_paged", ())
@@ -33,7 +33,7 @@ def _padded(x):
 
 def _is_plain(q, k, v):
     """No gradient is wanted, and nobody looks on: autocast has a kernel of its own for attention_dense."""
-    if is_compiling() or transforms_active():
+    if watched():
         return False
     return not (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
 
@@ -48,6 +48,8 @@ def attention(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=0.0
     the longest. blocks: (row_starts, columns, block_q, block_k), block-sparse as millrace/kernels/flash_attention.h has
     it. return_lse: also the log-sum-exp, float32 [batch, heads, seq].
     """
+    if (cu_q is None) != (cu_k is None):
+        raise ValueError("ragged rows: found one of cu_q and cu_k, expected both")
     left, right = window
     if causal:
         right = 0 if right < 0 else min(right, 0)
@@ -127,7 +129,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     shape, k_shape, v_shape, why = query.shape, key.shape, value.shape, None
     if attn_mask is not None:
         why = "an attn_mask"
-    elif dropout_p > 0.0:
+    elif dropout_p != 0.0:
         why = "dropout"
     elif query.dtype not in _TYPES:
         why = f"{query.dtype}"
@@ -135,11 +137,13 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
         why = "heads of more than 256 dimensions"
     elif len(shape) < 3 or shape[:-3] != k_shape[:-3] or k_shape[:-3] != v_shape[:-3]:
         why = "tensors without heads, or batches that broadcast"
+    elif query.is_nested:
+        why = "nested tensors"
+    elif shape[-3] != k_shape[-3] and not enable_gqa and not k_shape[-3] == v_shape[-3] == 1:
+        why = "heads that differ without enable_gqa"
     if why is not None:
         return _torch_instead(why, query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal,
                               scale=scale, enable_gqa=enable_gqa)
-    if shape[-3] != k_shape[-3] and not enable_gqa:
-        raise ValueError(f"query has {shape[-3]} heads and key {k_shape[-3]}: expected as many, or enable_gqa=True")
     even = not (shape[-1] % DIM_STEP or v_shape[-1] % DIM_STEP)
     if len(shape) == 4 and even and (not is_causal or shape[-2] == k_shape[-2]):
         how = default_scale(scale, shape[-1]), 0.0, -1, 0 if is_causal else -1, True

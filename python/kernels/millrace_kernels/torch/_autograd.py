@@ -8,15 +8,48 @@ ops = torch.ops.millrace
 RECORDED = {}  # of an operation's name: what calls it and records its gradient, without compiling or transforming
 
 
-def differentiable(name, setup):
-    """The function below it is the gradient of millrace::name; it gets what `setup` saved."""
+def differentiable(name, setup, twice=False):
+    """The function below it is the gradient of millrace::name; it gets what `setup` saved. twice: it is made of operations
+    that have gradients themselves; of any other a second derivative is refused."""
 
     def register(backward):
-        torch.library.register_autograd(f"millrace::{name}", backward, setup_context=setup)
-        RECORDED[name] = recording(getattr(ops, name).default, setup, backward)
-        return backward
+        gradient = backward if twice else once(name, backward)
+        torch.library.register_autograd(f"millrace::{name}", gradient, setup_context=setup)
+        RECORDED[name] = recording(getattr(ops, name).default, setup, gradient)
+        return gradient
 
     return register
+
+
+class _Refused(torch.autograd.Function):
+    """The first `count` tensors, as made of the rest: until somebody asks for the gradient."""
+
+    @staticmethod
+    def forward(ctx, name, count, *tensors):
+        ctx.name = name
+        return tensors[:count]
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise NotImplementedError(f"millrace::{ctx.name} has no second derivative")
+
+
+def once(name, backward):
+    """backward, whose results refuse to be differentiated: its kernels have no gradient, and torch takes that for zero."""
+
+    def gradient(ctx, *d_out):
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return backward(ctx, *d_out)
+        with torch.no_grad():
+            made = list(backward(ctx, *d_out))
+        there = [i for i, d in enumerate(made) if d is not None]
+        of = [t for t in (*d_out, *ctx.saved_tensors) if t is not None and t.requires_grad]
+        if there and of:
+            for i, d in zip(there, _Refused.apply(name, len(there), *(made[i] for i in there), *of)):
+                made[i] = d
+        return tuple(made)
+
+    return gradient
 
 
 def recording(op, setup, backward):
@@ -158,7 +191,7 @@ def save_rotary(ctx, inputs, output):
     ctx.save_for_backward(positions, inv_freq)
 
 
-@differentiable("rotary", save_rotary)
+@differentiable("rotary", save_rotary, twice=True)
 def _(ctx, dy):
     positions, inv_freq = ctx.saved_tensors
     return ops.rotary(dy, positions, inv_freq, ctx.magnitude, ctx.interleaved, not ctx.inverse), *(None,) * 5
@@ -200,7 +233,7 @@ def save_dropout(ctx, inputs, output):
     ctx.save_for_backward(seed)
 
 
-@differentiable("dropout", save_dropout)
+@differentiable("dropout", save_dropout, twice=True)
 def _(ctx, dy):
     return ops.dropout(dy, ctx.p, *ctx.saved_tensors), None, None
 
@@ -265,7 +298,7 @@ def save_linear(ctx, inputs, output):
     ctx.has_bias = bias is not None
 
 
-@differentiable("linear", save_linear)
+@differentiable("linear", save_linear, twice=True)
 def _(ctx, dy):
     x, weight = ctx.saved_tensors
     rows = as_rows(dy)
@@ -284,7 +317,7 @@ def save_matmul(ctx, inputs, output):
     ctx.save_for_backward(a, b)
 
 
-@differentiable("matmul", save_matmul)
+@differentiable("matmul", save_matmul, twice=True)
 def _(ctx, dc):
     a, b = ctx.saved_tensors
     transpose_a, transpose_b = ctx.transposed
@@ -302,7 +335,7 @@ def save_linear_quantized(ctx, inputs, output):
     ctx.has_bias = bias is not None
 
 
-@differentiable("linear_quantized", save_linear_quantized)
+@differentiable("linear_quantized", save_linear_quantized, twice=True)
 def _(ctx, dy):
     weight, scales = ctx.saved_tensors
     d_x = d_bias = None
@@ -321,7 +354,7 @@ def save_linear_packed(ctx, inputs, output):
     ctx.has_bias = bias is not None
 
 
-@differentiable("linear_packed", save_linear_packed)
+@differentiable("linear_packed", save_linear_packed, twice=True)
 def _(ctx, dy):
     (packed,) = ctx.saved_tensors
     d_x = d_bias = None
@@ -367,7 +400,7 @@ def save_lowbit_linear(ctx, inputs, output):
     ctx.has_bias = bias is not None
 
 
-@differentiable("lowbit_linear", save_lowbit_linear)
+@differentiable("lowbit_linear", save_lowbit_linear, twice=True)
 def _(ctx, dy):
     (weight,) = ctx.saved_tensors
     d_x = d_bias = None
@@ -387,7 +420,7 @@ def save_route(ctx, inputs, output):
     ctx.mark_non_differentiable(output[1])
 
 
-@differentiable("route", save_route)
+@differentiable("route", save_route, twice=True)
 def _(ctx, d_weights, _):
     scores, weights, chosen = ctx.saved_tensors
     index = chosen.long()

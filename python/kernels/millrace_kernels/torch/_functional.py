@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import is_grad_enabled
+from torch.autograd import forward_ad
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C import _is_any_autocast_enabled as any_autocast
 from torch.compiler import is_compiling
@@ -13,6 +14,20 @@ from ._autograd import RECORDED
 from ._fake import BLOCKS
 
 ops = torch.ops.millrace
+
+
+def watched():
+    """Does a compiler, a transform or a forward-mode derivative look on? Then the operation itself is called."""
+    return is_compiling() or transforms_active() or forward_ad._current_level >= 0
+
+
+def _refuse_tangents(name, args):
+    """torch's dispatcher would drop the tangents of an operation that has no rule for them, without a word."""
+    if is_compiling() or forward_ad._current_level < 0:
+        return
+    for x in args:
+        if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(f"millrace::{name} has no derivative in forward mode, expected reverse mode")
 
 
 def entry(name, differentiable):
@@ -27,7 +42,8 @@ def entry(name, differentiable):
     below_autograd = torch._C._AutoDispatchBelowAutograd
 
     def go(*args):
-        if is_compiling() or transforms_active() or any_autocast():
+        if watched() or any_autocast():
+            _refuse_tangents(name, args)
             return op(*args)
         if record is not None and is_grad_enabled():
             for i in differentiable:
@@ -45,6 +61,8 @@ def _int32(x, name):
         return x
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise TypeError(f"{name} has dtype {x.dtype}, expected whole numbers")
+    if x.itemsize >= 4:  # what int32 does not hold is refused by its range, and not another number
+        x = x.to(torch.int64).clamp(-(1 << 31), (1 << 31) - 1)
     return x.to(torch.int32)
 
 
@@ -61,7 +79,7 @@ _route, _experts, _sample = entry("route", (0,)), entry("experts", (0, 2, 3, 4, 
 
 def rms_norm(x, weight=None, eps=1e-6, weight_offset=0.0):
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last dimension. Gemma's weights have offset 1."""
-    if is_compiling() or transforms_active() or is_grad_enabled() and (
+    if watched() or is_grad_enabled() and (
             x.requires_grad or weight is not None and weight.requires_grad):
         return _rms_norm(x, weight, eps, weight_offset)[0]
     return _norm_plain(x, weight, None, eps, weight_offset, False)
@@ -69,7 +87,7 @@ def rms_norm(x, weight=None, eps=1e-6, weight_offset=0.0):
 
 def layer_norm(x, weight=None, bias=None, eps=1e-5):
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
-    if is_compiling() or transforms_active() or is_grad_enabled() and (
+    if watched() or is_grad_enabled() and (
             x.requires_grad or weight is not None and weight.requires_grad or bias is not None and bias.requires_grad):
         return _layer_norm(x, weight, bias, eps)[0]
     return _norm_plain(x, weight, bias, eps, 0.0, True)

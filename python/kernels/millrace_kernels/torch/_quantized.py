@@ -15,11 +15,11 @@ ALIASES = {"int8": "q8_0", "int4": "q4_0", "fp8": "f8_e4m3"}
 ENCODED = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "mxfp4", "q4_z")
 
 
-def type_named(name):
-    """The library's name of a type, or ValueError with the names there are."""
+def type_named(name, more=()):
+    """The library's name of a type, or ValueError with the names there are, and `more` of the caller's."""
     known = ALIASES.get(name, name)
     if known not in (*ENCODED, "f8_e4m3"):
-        names = ", ".join((*ENCODED, "f8_e4m3", *ALIASES))
+        names = ", ".join((*ENCODED, "f8_e4m3", *ALIASES, *more))
         raise ValueError(f'type is "{name}", expected one of {names}')
     return known
 
@@ -194,13 +194,14 @@ def quantize_(model, type, *, skip=()):
     """Replaces every nn.Linear of a model, in place, by a QuantizedLinear or a LowBitLinear; -> how many.
 
     type: "mxfp4", "q8_0" ("int8"), "q4_0" ("int4"), "q4_k", "fp8", ...; "nvfp4", "int4_32", "int4_128" and, on a GPU,
-    "mxfp4" are LowBitLinear, multiplied with bf16 activations. skip: names of modules, or the ends of them ("lm_head"), that stay as they are. What
-    does not fit the type is said before anything is changed.
+    "mxfp4" are LowBitLinear, multiplied with bf16 activations. skip: a name of a module or several, or the ends of them
+    ("lm_head"), that stay as they are. What does not fit the type is said before anything is changed.
     """
     on_gpu = any(p.device.type == "cuda" for p in model.parameters())
     low_bits = type in LOWBIT_GROUPS and (type != "mxfp4" or on_gpu)
     if not low_bits:
-        type = type_named(type)
+        type = type_named(type, [name for name in LOWBIT_GROUPS if name not in ENCODED])
+    skip = (skip,) if isinstance(skip, str) else skip
     block = LOWBIT_GROUPS[type] if low_bits else 1 if type == "f8_e4m3" else BLOCKS[type][0]
     found = []
     for name, module in model.named_modules():

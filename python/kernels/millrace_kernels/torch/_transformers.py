@@ -1,5 +1,5 @@
-"""attn_implementation="millrace" for Hugging Face transformers: dense batches, padded ones (as ragged rows), sinks,
-windows and soft caps, forward and backward."""
+"""attn_implementation="millrace" for Hugging Face transformers: dense batches, padded and packed ones (as ragged
+rows), sinks, windows and soft caps, forward and backward."""
 
 import torch
 
@@ -8,11 +8,39 @@ from ._attention import attention
 NAME = "millrace"
 
 
+# What transformers builds its masks of (transformers.masking_utils), and attention() has by itself.
+_PATTERNS = ("causal_mask_function", "bidirectional_mask_function", "sliding_window_overlay",
+             "sliding_window_bidirectional_overlay")
+
+
+def _packed(pattern):
+    """The numbers of the sequences [batch, seq] that a mask keeps apart, or None where it keeps none apart."""
+    name = getattr(pattern, "__qualname__", repr(pattern))
+    maker = name.split(".")[0]
+    inside = {}
+    if getattr(pattern, "__closure__", None):
+        inside = {n: c.cell_contents for n, c in zip(pattern.__code__.co_freevars, pattern.__closure__)}
+    if maker == "packed_sequence_mask_function":
+        return inside["packed_sequence_mask"]
+    if maker == "remap_positions_for_packed_sequence":
+        return _packed(inside["mask_function"])
+    if maker == "and_masks":
+        return next((ids for ids in map(_packed, inside["mask_functions"]) if ids is not None), None)
+    if maker not in _PATTERNS:
+        raise NotImplementedError(f"millrace: the mask of {name} has no kernel: expected causal or "
+                                  "bidirectional attention, windows, packed sequences; others need "
+                                  "attn_implementation=\"sdpa\"")
+    return None
+
+
 def _mask(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None,
           **_):
-    """What the model hands to every layer: the padding [batch, keys], or None where nothing is padded."""
+    """What the model hands to every layer: None, the padding, bool [batch, keys], or where position_ids begin anew inside
+    a row the numbers of its sequences, whole and from 1 on."""
+    # A compiler cannot look into the numbers, nor tell sequences that are packed from one that is not.
+    packed = None if mask_function is None or torch.compiler.is_compiling() else _packed(mask_function)
     if attention_mask is None:
-        return None
+        return None if packed is None else packed + 1
     if attention_mask.dim() != 2:
         raise NotImplementedError(f"millrace: attention_mask has shape {list(attention_mask.shape)}, expected padding "
                                   "[batch, keys]; other masks need attn_implementation=\"sdpa\"")
@@ -22,27 +50,44 @@ def _mask(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0, ma
     return None if bool(mask.all()) else mask
 
 
+def _starts(lengths):
+    return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+
+
 def _ragged(query, key, value, padding, options):
     """Rows that are not padding, one sequence after the other; padded queries get zeros."""
     batch, q_len = query.shape[:2]
-    seen_q = padding[:, -q_len:]
+    # Positions matter to a window alone. Without, queries may be those of another text, as a decoder's of an encoder are.
+    alike = options["causal"] or options["window"] != (-1, -1)
+    seen_q = padding[:, -q_len:] if alike else padding.new_ones((batch, q_len))
     lengths_q, lengths_k = seen_q.sum(1, dtype=torch.int32), padding.sum(1, dtype=torch.int32)
-
-    def starts(lengths):
-        return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-
-    out = attention(query[seen_q], key[padding], value[padding], cu_q=starts(lengths_q), cu_k=starts(lengths_k),
+    out = attention(query[seen_q], key[padding], value[padding], cu_q=_starts(lengths_q), cu_k=_starts(lengths_k),
                     max_q=int(lengths_q.max()), max_k=int(lengths_k.max()), **options)
     full = out.new_zeros((batch, q_len, *out.shape[1:]))
     return full.masked_scatter(seen_q[:, :, None, None], out)
 
 
+def _apart(query, key, value, sequences, options):
+    """Each of the sequences that share a row by itself."""
+    begins = torch.ones_like(sequences, dtype=torch.bool)
+    begins[:, 1:] = sequences.diff() != 0
+    at = torch.nn.functional.pad(begins.flatten().nonzero().flatten(), (0, 1), value=begins.numel()).to(torch.int32)
+    longest = int(at.diff().max())
+    rows = (x.flatten(0, 1) for x in (query, key, value))
+    return attention(*rows, cu_q=at, cu_k=at, max_q=longest, max_k=longest, **options).unflatten(0, query.shape[:2])
+
+
 def millrace_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None,
-                       softcap=None, s_aux=None, is_causal=None, **_):
+                       softcap=None, s_aux=None, is_causal=None, position_bias=None, cache=None, **_):
     """[batch, heads, seq, dim] in, [batch, seq, heads, dim] and None out, as transformers wants it."""
     if dropout:
         raise NotImplementedError("millrace: attention has no dropout: set attention_dropout to 0")
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if position_bias is not None or cache is not None:
+        raise NotImplementedError("millrace: attention takes no position_bias and no paged cache: they need "
+                                  "attn_implementation=\"sdpa\"")
+    causal = is_causal
+    if causal is None:  # a config may make an encoder of a decoder, whose modules do not know
+        causal = getattr(module, "is_causal", True) and getattr(getattr(module, "config", None), "is_causal", True)
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
     left = -1 if sliding_window is None else sliding_window - 1
     options = {"causal": causal, "window": (left, -1 if causal else left), "scale": scaling, "softcap": softcap or 0.0,
@@ -53,7 +98,8 @@ def millrace_attention(module, query, key, value, attention_mask, scaling=None, 
     if attention_mask.dim() != 2 or attention_mask.shape[1] != key.shape[1]:
         raise NotImplementedError(f"millrace: attention_mask has shape {list(attention_mask.shape)} for "
                                   f"{key.shape[1]} keys, expected padding [batch, keys]")
-    return _ragged(query, key, value, attention_mask.bool(), options), None
+    layout = _ragged if attention_mask.dtype == torch.bool else _apart
+    return layout(query, key, value, attention_mask, options), None
 
 
 def register_attention():
