@@ -32,6 +32,13 @@ std::string ShapeScanner::take_arguments() {
 }
 
 JsonScanner::State ShapeScanner::push(char c) {
+  const bool in_mark = stage_ == Stage::kRest || stage_ == Stage::kNameEnd || stage_ == Stage::kBody ||
+                       stage_ == Stage::kKeyEnd || stage_ == Stage::kEnd;
+  // White space before a mark is not kept, however much of it comes.
+  if (in_mark && is_space(c) && trimmed(held_).empty()) {
+    held_.clear();
+    return JsonScanner::State::kMore;
+  }
   held_ += c;
   if (!step(c)) return JsonScanner::State::kBad;
   return is_done_ ? JsonScanner::State::kDone : JsonScanner::State::kMore;
@@ -106,7 +113,7 @@ bool ShapeScanner::name_end() {
 // The next key, JSON in place of all of them, or the end.
 bool ShapeScanner::body() {
   const std::string_view text = trimmed(held_);
-  if (text.empty()) return true;
+  if (text.empty()) return true;  // what ended the name
   if (text == "{" && !has_members_) {
     has_name_ = true;
     stage_ = Stage::kJson;

@@ -104,9 +104,8 @@ class TemplateFormat : public Format {
 
   std::string_view note() const override {
     if (!traits_.told_otherwise) return {};
-    return "the chat template describes tools but spells no call that can be read back; tools are described "
-           "to the "
-           "model in Millrace's own words";
+    return "the chat template describes tools but spells no call that can be read back; the model is told of "
+           "tools in Millrace's own words";
   }
 
   std::vector<int32_t> prompt(const Conversation& conversation, size_t max_tokens) const override {

@@ -17,17 +17,40 @@ namespace {
 
 using namespace millrace::chat;
 
+constexpr int kNumFamilies = 6;  // harmony, and TemplateAnswerParser's
 constexpr const char* kNames[] = {"<think>",      "</think>", "<tool_call>",   "</tool_call>",
                                   "[TOOL_CALLS]", "[ARGS]",   "<|python_tag|>"};
+
+CallShape make_shape(int kind) {
+  CallShape out;
+  out.kind = static_cast<CallShape::Kind>(static_cast<int>(CallShape::Kind::kNamed) + kind);
+  if (out.kind == CallShape::Kind::kPython) {
+    out.open = "<think>[";
+    out.name_end = "(";
+    out.end = ")";
+    out.between = ", ";
+    out.close = "]</think>";
+    return out;
+  }
+  out.begin = "<tool_call>\n<f=";
+  out.name_end = std::string(">") + CallShape::kAny + "\n";
+  out.key_begin = "<k=";
+  out.key_end = ">\n";
+  out.value_end = "</k>";
+  out.end = "\n</f>\n</tool_call>";
+  out.between = "\n";
+  return out;
+}
 
 std::unique_ptr<AnswerParser> make_parser(uint8_t choice) {
   const HarmonyTokens tokens = {
       .start = 0, .end = 1, .message = 2, .channel = 3, .constrain = 4, .ret = 5, .call = 6};
-  if (choice % 5 == 0)
+  if (choice % kNumFamilies == 0)
     return std::make_unique<HarmonyParser>(tokens, std::vector<std::string>{"f", "get_weather"});
   TemplateAnswer answer;
-  answer.family = static_cast<Family>(choice % 5 - 1);
+  answer.family = static_cast<Family>(choice % kNumFamilies - 1);
   answer.tools = {"f", "get_weather"};
+  if (answer.family == Family::kShaped) answer.shape = make_shape(choice / kNumFamilies % 3);
   answer.thinking = choice >= 128;
   for (int32_t i = 0; i < 7; ++i) answer.names[i] = kNames[i];
   return std::make_unique<TemplateAnswerParser>(std::move(answer));
@@ -63,6 +86,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     read += static_cast<size_t>(std::count(delta.text.begin(), delta.text.end(), '*'));
     millrace::fuzz::touch(delta.text);
   }
-  if (data[0] % 5 == 0 && read != letters) __builtin_trap();
+  if (data[0] % kNumFamilies == 0 && read != letters) __builtin_trap();
   return 0;
 }
