@@ -428,7 +428,9 @@ void expect_random_schedules(int tensor_parallel, int pipeline_parallel, bool wh
   const std::vector<std::string> by_experts = {test::kWindowModel, test::kStateModel};
   test::Random random(28);
   test::Counts counts;
-  for (const std::string& model : whole_experts ? by_experts : by_rows) {
+  std::vector<std::string> models = whole_experts ? by_experts : by_rows;
+  if (pipeline_parallel > 1) models.push_back(test::kStateModel);
+  for (const std::string& model : models) {
     const test::Catalogue& catalogue = test::catalogue_of(model, device, kv_type);
     const std::filesystem::path directory =
         std::filesystem::path(testing::TempDir()) / fmt::format("ranks_kv_{}", ::getpid());
