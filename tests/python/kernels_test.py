@@ -32,7 +32,7 @@ PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # Examples beside other people's packages, each in an environment of its own: (what is installed without what it needs).
 # They run when --only names them, or their environment is there already.
 BESIDE = {"vllm": ("vllm==0.33.0",), "tensorflow": ()}
-PARTS = ("contents", "torch", "training", "lowbit", "transformers", "jax", "arrays", "documents", "examples")
+PARTS = ("contents", "torch", "calls", "training", "lowbit", "transformers", "jax", "arrays", "documents", "examples")
 WHEEL_LIMIT = 30 << 20  # bytes
 # What a library of the wheel may need from outside: the C and C++ runtimes, and torch's own where it is torch's.
 SYSTEM = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2",
