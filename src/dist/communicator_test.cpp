@@ -216,7 +216,7 @@ TEST(Communicator, ADelayedLinkTakesAtLeastItsTime) {
 TEST(Communicator, ADelayIsMicrosecondsAndMegabits) {
   EXPECT_FALSE(parse_link_delay("delay", ""));
   const LinkDelay delay = parse_link_delay("delay", "50,1000").value();
-  EXPECT_EQ(delay.latency_s, 50e-6);
+  EXPECT_DOUBLE_EQ(delay.latency_s, 50e-6);
   EXPECT_EQ(delay.bytes_per_s, 125e6);
   EXPECT_EQ(parse_link_delay("delay", "0.5,0").value().bytes_per_s, 0);
   for (const char* bad :

@@ -59,7 +59,7 @@ inline Request random_request(Random& random, const std::vector<std::vector<int3
     if (random.chance(30)) r.sampling.top_p = 0.9f;
     if (random.chance(30)) r.sampling.repetition_penalty = 1.2f;
   }
-  if (!r.embedding && r.sampling.seed % 6 == 0) r.sampling.logprobs = 2;
+  if (!r.embedding && r.sampling.seed.value_or(1) % 6 == 0) r.sampling.logprobs = 2;
   return r;
 }
 
