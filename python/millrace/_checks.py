@@ -21,11 +21,16 @@ def check_text(name: str, text: Any) -> str:
     return text
 
 
+def is_id(value: Any) -> bool:
+    """A whole number, Python's own or numpy's or torch's."""
+    return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
+
+
 def check_ids(name: str, tokens: Sequence[Any]) -> list[int]:
     """Token ids; whether the vocabulary has them is the engine's to say."""
     ids = []
     for token in tokens:
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
+        if isinstance(token, bool) or not is_id(token):
             raise BadInputError(f"{name}: found {token!r:.60}, expected token ids")
         ids.append(token.__index__())
         if not -_MOST <= ids[-1] < _MOST:
@@ -40,10 +45,17 @@ def check_messages(messages: Any) -> list[Any]:
     return list(messages)
 
 
+def _plain(value: Any) -> Any:
+    """numpy's numbers and arrays as Python's."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
 def to_json(name: str, value: Any) -> str:
     """JSON text of what a user gave."""
     try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadInputError(f"{name}: {str(error)[:100]}") from None
     return check_text(name, text)

@@ -7,11 +7,12 @@ import json
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Iterator, Literal, Mapping, Sequence, overload
+from typing import TYPE_CHECKING, Any, Iterator, Literal, Mapping, Sequence, cast, overload
 
 from . import _millrace
-from ._checks import check_ids, check_messages, check_text, to_json
+from ._checks import check_ids, check_messages, check_text, is_id, to_json
 from ._display import Stats, card
+from ._forked import Absent, leave_to_parent
 from ._options import in_python, nearest, to_words
 from .errors import BadInputError, Error, make_error
 from .outputs import Results, StreamEvent
@@ -113,7 +114,7 @@ class LLM:
         """
         call = self._chat_call(messages, stream, fields)
         if stream:
-            return _chunks(call)
+            return _chunks(call, self)
         while not call.done:
             call.poll()
             if not call.done:
@@ -140,7 +141,7 @@ class LLM:
         if messages is not None:
             if sampling_params is not None:
                 raise BadInputError("sampling_params: goes with a prompt, messages take fields of a chat")
-            return ChunkStream(self._chat_call(messages, True, more))
+            return ChunkStream(self._chat_call(messages, True, more), self)
         assert prompt is not None
         params = params_of(sampling_params, more)
         request = params._request(self._model)
@@ -149,7 +150,7 @@ class LLM:
             request.text = only
         else:
             request.tokens = only
-        return PromptStream(self._model.submit(request), params.logprobs is not None)
+        return PromptStream(self._model.submit(request), params.logprobs is not None, self)
 
     def _chat_call(self, messages: Sequence[Message], stream: bool, fields: Mapping[str, Any]) -> _millrace.ApiCall:
         for name in fields:
@@ -256,12 +257,21 @@ def _close_all() -> None:
         llm.close()
 
 
+def _after_fork() -> None:
+    """A forked process has none of the engines' threads: asking would wait for ever, and so would closing."""
+    for llm in list(_OPEN):
+        llm._closed = True
+        leave_to_parent(llm._model)
+        llm._model = cast(_millrace.Model, Absent("llm"))
+    _OPEN.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 _AHEAD = 1024  # requests that a batch has inside the engine before they are read
 
 
 def _is_prompt(value: Any) -> bool:
-    return isinstance(value, str) or hasattr(value, "dtype") or (
-        isinstance(value, Sequence) and bool(value) and all(isinstance(t, int) for t in value))
+    return isinstance(value, str) or isinstance(value, Sequence) and bool(value) and all(map(is_id, value))
 
 
 def _one_prompt(prompt: Any) -> str | list[int]:
@@ -279,14 +289,16 @@ def _one_prompt(prompt: Any) -> str | list[int]:
 
 
 def _prompts(prompts: Any) -> list[str | list[int]]:
-    if isinstance(prompts, str) or (_is_prompt(prompts) and getattr(prompts, "ndim", 1) == 1):
+    if hasattr(prompts, "tolist"):  # numpy, torch, pandas
+        prompts = prompts.tolist()
+    if _is_prompt(prompts):
         return [_one_prompt(prompts)]
     if isinstance(prompts, (Mapping, bytes)) or not hasattr(prompts, "__iter__"):
         raise BadInputError(f"prompts: found {prompts!r}, expected text, token ids or a list of them")
     return [_one_prompt(one) for one in prompts]
 
 
-def _chunks(call: _millrace.ApiCall) -> Iterator[dict[str, Any]]:
+def _chunks(call: _millrace.ApiCall, llm: LLM) -> Iterator[dict[str, Any]]:  # llm: whose end would be the call's
     try:
         while True:
             yield from chunks_of(call.poll())

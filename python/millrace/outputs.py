@@ -159,7 +159,9 @@ class Results(Sequence[RequestOutput]):
     def cancel(self) -> None:
         """Ends what is not finished; what is there stays."""
         self._cancelled = True
-        self._readers.clear()  # their destruction cancels
+        for reader in list(self._readers.values()):  # one of them may be waited for by another thread
+            reader.cancel()
+        self._readers.clear()
         if self._bar is not None:
             self._bar.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import numbers
 from typing import Any, Mapping, Sequence
 
 from . import _millrace
@@ -62,16 +63,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, (low, high) in _NUMBERS.items():
-            _check_number(name, getattr(self, name), low, high, (int, float))
+            setattr(self, name, _number(name, getattr(self, name), low, high, whole=False))
         for name, (low, high) in _WHOLE.items():
             value = getattr(self, name)
             if value is not None or name in ("n", "top_k", "priority"):
-                _check_number(name, value, low, high, (int,))
+                setattr(self, name, _number(name, value, low, high, whole=True))
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise BadInputError(f"{name}: found {getattr(self, name)!r}, expected True or False")
         if self.timeout is not None:
-            _check_number("timeout", self.timeout, 0.0, 1e9, (int, float))
+            self.timeout = _number("timeout", self.timeout, 0.0, 1e9, whole=False)
         _check_strings("stop", self._stops())
         check_ids("stop_token_ids", self.stop_token_ids or ())
         check_text("cache_salt", self.cache_salt)
@@ -92,7 +93,7 @@ class SamplingParams:
         self._constraint()
         check_ids("logit_bias", list(self.logit_bias or ()))
         for token, bias in (self.logit_bias or {}).items():
-            if not isinstance(bias, (int, float)) or not math.isfinite(bias):
+            if not isinstance(bias, numbers.Real) or not math.isfinite(bias):
                 raise BadInputError(f"logit_bias: found {token!r}: {bias!r}, expected token ids and finite numbers")
 
     def _stops(self) -> Sequence[str]:
@@ -129,7 +130,7 @@ class SamplingParams:
         r.presence_penalty, r.frequency_penalty = float(self.presence_penalty), float(self.frequency_penalty)
         r.logit_bias = {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
         r.seed = None if self.seed is None else self.seed % (1 << 64)
-        r.stop, r.stop_tokens = list(self._stops()), list(self.stop_token_ids or ())
+        r.stop, r.stop_tokens = list(self._stops()), check_ids("stop_token_ids", self.stop_token_ids or ())
         r.ignore_end, r.show_special = self.ignore_eos, not self.skip_special_tokens
         r.logprobs, r.prompt_logprobs = self.logprobs, self.prompt_logprobs
         r.priority, r.cache_salt = self.priority, self.cache_salt
@@ -142,11 +143,14 @@ class SamplingParams:
         return r
 
 
-def _check_number(name: str, value: Any, low: float, high: float, types: tuple[type, ...]) -> None:
-    if isinstance(value, bool) or not isinstance(value, types) or not isinstance(value, (int, float)):
-        raise BadInputError(f"{name}: found {value!r}, expected {'a whole number' if types == (int,) else 'a number'}")
+def _number(name: str, value: Any, low: float, high: float, whole: bool) -> Any:
+    """Python's own number of a number, numpy's too, between the two."""
+    is_whole = isinstance(value, numbers.Integral)
+    if isinstance(value, bool) or not (is_whole if whole else isinstance(value, numbers.Real)):
+        raise BadInputError(f"{name}: found {value!r}, expected {'a whole number' if whole else 'a number'}")
     if not low <= value <= high:
         raise BadInputError(f"{name}: found {value!r}, expected {_plain(low)} to {_plain(high)}")
+    return int(value) if is_whole else float(value)
 
 
 def _plain(bound: float) -> str:

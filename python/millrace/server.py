@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import weakref
-from typing import Any
+from typing import Any, cast
 
 from . import _millrace
+from ._forked import Absent, leave_to_parent
 from ._options import engine_options, in_python, to_words
 from .errors import BadInputError, Error
 from .llm import LLM
@@ -30,6 +30,7 @@ class Server:
     def stop(self) -> None:
         """Finishes what is under way, and ends. A model that serve() loaded is closed."""
         self._serving.stop()
+        _RUNNING.discard(self)
         self._ended.set()
         if self._owns:
             self.llm.close()
@@ -51,7 +52,7 @@ class Server:
         return f"<millrace.Server {self.url}>"
 
 
-_RUNNING: weakref.WeakSet[Server] = weakref.WeakSet()
+_RUNNING: set[Server] = set()  # a server that nobody holds serves on
 
 
 @atexit.register
@@ -59,6 +60,16 @@ def _stop_all() -> None:
     for server in list(_RUNNING):
         server.stop()
 
+
+def _after_fork() -> None:
+    """The threads that serve are the other process's."""
+    for server in _RUNNING:
+        leave_to_parent(server._serving)
+        server._serving = cast(_millrace.Serving, Absent("server"))
+    _RUNNING.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 # The command line's names for the one model that it serves: here an LLM has its own.
 _NOT_HERE = {"model_id": "LLM(..., name=...)", "alias": "LLM(..., name=...)"}

@@ -28,8 +28,9 @@ class Stream:
     An answer may be read by one loop, in any thread. `close()`, or dropping the object, cancels what still runs.
     """
 
-    def __init__(self, reader: _Reader) -> None:
+    def __init__(self, reader: _Reader, llm: object) -> None:
         self._reader: _Reader | None = reader
+        self._llm: object | None = llm  # whose end would be the stream's, if nobody else holds it
         self._ready: deque[StreamEvent] = deque()
 
     def _take(self) -> None:
@@ -37,14 +38,15 @@ class Stream:
         raise NotImplementedError
 
     def _next(self) -> StreamEvent | None:
-        if not self._ready and self._reader is not None:
+        reader = self._reader  # another thread may close
+        if not self._ready and reader is not None:
             try:
                 self._take()
             except BaseException:
                 self.close()
                 raise
-            if self._reader.done:
-                self._reader = None
+            if reader.done:
+                self._reader = self._llm = None
         return self._ready.popleft() if self._ready else None
 
     def __iter__(self) -> "Stream":
@@ -55,9 +57,10 @@ class Stream:
             event = self._next()
             if event is not None:
                 return event
-            if self._reader is None:
+            reader = self._reader
+            if reader is None:
                 raise StopIteration
-            self._reader.wait()
+            reader.wait()
 
     def __aiter__(self) -> "Stream":
         return self
@@ -67,13 +70,14 @@ class Stream:
             event = self._next()
             if event is not None:
                 return event
-            if self._reader is None:
+            reader = self._reader
+            if reader is None:
                 raise StopAsyncIteration
-            await _readable(self._reader.fd)
+            await _readable(reader.fd)
 
     def close(self) -> None:
         """Cancels what still runs. What has come and was not read is dropped."""
-        reader, self._reader = self._reader, None
+        reader, self._reader, self._llm = self._reader, None, None
         self._ready.clear()
         if reader is not None:
             reader.cancel()
@@ -119,8 +123,8 @@ async def _readable(fd: int) -> None:
 class PromptStream(Stream):
     """The answer to a prompt, token by token."""
 
-    def __init__(self, reader: _millrace.EventReader, logprobs: bool) -> None:
-        super().__init__(reader)
+    def __init__(self, reader: _millrace.EventReader, logprobs: bool, llm: object) -> None:
+        super().__init__(reader, llm)
         self._events, self._logprobs = reader, logprobs
 
     def _take(self) -> None:
@@ -139,8 +143,8 @@ class PromptStream(Stream):
 class ChunkStream(Stream):
     """The answer to a chat: events out of the chunks of OpenAI's API."""
 
-    def __init__(self, call: _millrace.ApiCall) -> None:
-        super().__init__(call)
+    def __init__(self, call: _millrace.ApiCall, llm: object) -> None:
+        super().__init__(call, llm)
         self._call = call
         self._finished: list[StreamEvent] = []  # wait for the usage, which comes last
 

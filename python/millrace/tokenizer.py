@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from . import _millrace
-from ._checks import check_messages, check_text, to_json
+from ._checks import check_ids, check_messages, check_text, is_id, to_json
 from .errors import BadInputError
 
 
@@ -23,10 +23,10 @@ class Tokenizer:
 
     def decode(self, tokens: int | Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text; bytes that are no UTF-8 become U+FFFD."""
-        ids = [tokens] if isinstance(tokens, int) else [int(token) for token in tokens]
-        for token in ids:
-            self._check(token)
-        return self._model.decode(ids, not skip_special_tokens)
+        given: Any = [tokens] if is_id(tokens) else tokens
+        if not hasattr(given, "__iter__") or isinstance(given, (str, bytes)):
+            raise BadInputError(f"tokens: found {given!r:.60}, expected token ids")
+        return self._model.decode([self._check(token) for token in given], not skip_special_tokens)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token, special ones by name."""
@@ -51,6 +51,7 @@ class Tokenizer:
         return self.vocab_size
 
     def _check(self, token: int) -> int:
-        if not 0 <= token < self.vocab_size:
-            raise BadInputError(f"token: found {token}, expected 0 to {self.vocab_size - 1}")
-        return token
+        found, = check_ids("token", [token])
+        if not 0 <= found < self.vocab_size:
+            raise BadInputError(f"token: found {found}, expected 0 to {self.vocab_size - 1}")
+        return found

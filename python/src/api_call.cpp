@@ -65,6 +65,7 @@ std::string ApiCall::poll() {
 void ApiCall::cancel() {
   done_ = true;
   answer_.reset();
+  waker_->wake();  // nothing else will come to whoever waits
 }
 
 }  // namespace millrace::python

@@ -167,6 +167,33 @@ class Generate(Tiny):
         self.refused("sampling_params", self.llm.generate, "a", 5)
         self.refused("samples: found 65", self.llm.generate, "a", n=65)
 
+    def test_numpy_s_texts_and_numbers(self):
+        self.assertEqual(self.llm.generate(list(np.array([1, 2, 3])), max_tokens=1)[0].usage["prompt_tokens"], 3)
+        self.assertEqual(len(self.llm.generate(np.array([[1, 2], [3, 4]]), max_tokens=1)), 2)
+        for texts in (np.array(["a", "b"]), np.array(["a", "b"], dtype=object)):
+            self.assertEqual([out.prompt for out in self.llm.generate(texts, max_tokens=1)], ["a", "b"])
+        params = {"max_tokens": np.int64(3), "temperature": np.float32(0.5), "seed": np.uint32(7), "ignore_eos": True,
+                  "stop_token_ids": np.array([5]), "logit_bias": {np.int64(6): np.float32(-100)}}
+        plain = {"max_tokens": 3, "temperature": 0.5, "seed": 7, "ignore_eos": True, "stop_token_ids": [5],
+                 "logit_bias": {6: -100.0}}
+        self.assertEqual(self.llm.generate("a", **params)[0].token_ids, self.llm.generate("a", **plain)[0].token_ids)
+        self.assertEqual(self.llm.embed(np.array(["a", "b"])).shape[0], 2)
+        answer = self.llm.chat([{"role": "user", "content": "a"}], max_tokens=np.int64(2))
+        self.assertEqual(answer["usage"]["completion_tokens"], 2)
+        self.refused("prompts: found 5", self.llm.generate, np.array(5))
+        self.refused("max_tokens: found np.float64(2.0)", self.llm.generate, "a", max_tokens=np.float64(2))
+
+    def test_results_are_cancelled_by_another_thread(self):
+        with tiny("llama3", ctx=8192, kv_tokens=16384) as llm:
+            results = llm.generate(["a"] * 2, max_tokens=8000, ignore_eos=True)
+            found = []
+            reading = threading.Thread(target=lambda: found.append(results[1].finish_reason), daemon=True)
+            reading.start()
+            self.wait_until(lambda: llm.stats()["running"] == 2)
+            results.cancel()
+            reading.join(20)
+            self.assertEqual(found, ["cancelled"])
+
     def test_timeout_ends_where_it_is(self):
         out = self.llm.generate("a", ignore_eos=True, timeout=0)[0]
         self.assertEqual(out.finish_reason, "deadline")
@@ -280,6 +307,11 @@ class TokenizerTest(Tiny):
         self.assertEqual(len(tokenizer), tokenizer.vocab_size)
         self.refused("token: found 273", tokenizer.decode, [273])
         self.assertIsInstance(tokenizer.token_bytes(5), bytes)
+        for five in (5, np.int64(5), np.array([5]), [np.int64(5)]):
+            self.assertEqual(tokenizer.decode(five), tokenizer.decode([5]))
+        self.refused("token: found 1.7", tokenizer.decode, [1.7])
+        self.refused("token: found 'a'", tokenizer.token_bytes, "a")
+        self.refused("tokens: found 'ab'", tokenizer.decode, "ab")
 
 
 class Open(unittest.TestCase):
@@ -371,6 +403,34 @@ class Open(unittest.TestCase):
             thread.join()
             self.assertGreater(turns, 5)
 
+    def test_a_forked_process_is_refused(self):
+        code = ("import atexit, millrace, os, signal\n"
+                f"path = {str(GOLDEN / 'models' / 'llama3' / 'model.gguf')!r}\n"
+                "llm = millrace.LLM(path, device='cpu', threads=2)\n"
+                "server = millrace.serve(llm, port=0)\n"
+                "child = os.fork()\n"
+                "if child == 0:\n"
+                "    signal.alarm(60)\n"
+                "    try: llm.generate('a', max_tokens=1)\n"
+                "    except millrace.BusyError as error: print('refused:', error, flush=True)\n"
+                "    print(llm.tokenizer.encode('a'), flush=True)\n"
+                "    with millrace.LLM(path, device='cpu', threads=2) as own: own.generate('a', max_tokens=1)[0]\n"
+                "    del llm, server\n"
+                "    raise SystemExit(5)\n"  # and what the interpreter does at its end
+                "status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+                "print('child', status, 'parent', len(llm.generate('a', max_tokens=1, ignore_eos=True)[0].token_ids))\n")
+        told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        self.assertIn("refused: llm: belongs to the process", told.stdout)
+        self.assertIn("child 5 parent 1", told.stdout, told.stderr)
+        self.assertEqual(told.returncode, 0, told.stderr)
+
+    def test_a_server_that_nobody_holds_serves(self):
+        with tiny("llama3") as llm:
+            url = millrace.serve(llm, port=0).url
+            gc.collect()
+            with urllib.request.urlopen(url + "/health", timeout=20) as reply:
+                self.assertEqual(reply.status, 200)
+
     def test_html(self):
         with tiny("llama3") as llm:
             self.assertIn("<table>", llm._repr_html_())
@@ -436,6 +496,35 @@ class Streams(Tiny):
         while self.llm.stats()["cancelled"] < before + 2:
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.01)
+
+    def test_a_stream_holds_its_model(self):
+        how = {"max_tokens": 5, "ignore_eos": True}
+        self.assertEqual([event.finish_reason for event in tiny("llama3").stream("a", **how)][-1], "length")
+        messages = [{"role": "user", "content": "a"}]
+        self.assertEqual([e.finish_reason for e in tiny("llama3").stream(messages=messages, **how)][-1], "length")
+        chunks = list(tiny("llama3").chat(messages, stream=True, **how))
+        self.assertEqual([c["choices"][0]["finish_reason"] for c in chunks if c["choices"]][-1], "length")
+
+    def test_closing_wakes_who_waits(self):
+        async def drain(stream):
+            return [event async for event in stream]
+
+        async def closed_by_another_task(stream):
+            reading = asyncio.create_task(drain(stream))
+            await asyncio.sleep(0.05)
+            stream.close()
+            await asyncio.wait_for(reading, 20)
+
+        with tiny("llama3", ctx=8192, kv_tokens=16384) as llm:
+            for what in ({"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}):
+                asyncio.run(closed_by_another_task(llm.stream(**what, max_tokens=8000, ignore_eos=True)))
+                stream = llm.stream(**what, max_tokens=8000, ignore_eos=True)
+                reading = threading.Thread(target=lambda: list(stream), daemon=True)
+                reading.start()
+                time.sleep(0.05)
+                stream.close()
+                reading.join(20)
+                self.assertFalse(reading.is_alive())
 
     def test_streams_need_a_prompt_or_messages(self):
         self.refused("one of them", self.llm.stream)
