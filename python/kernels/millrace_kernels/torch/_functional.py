@@ -62,7 +62,8 @@ def _int32(x, name):
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise TypeError(f"{name} has dtype {x.dtype}, expected whole numbers")
     if x.itemsize >= 4:  # what int32 does not hold is refused by its range, and not another number
-        x = x.to(torch.int64).clamp(-(1 << 31), (1 << 31) - 1)
+        whole = x if x.dtype == torch.int64 else x.to(torch.int64)
+        x = whole.clamp(-(1 << 31), (1 << 31) - 1)
     return x.to(torch.int32)
 
 
