@@ -91,6 +91,8 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 check_text(name, getattr(self, name))
         self._constraint()
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise BadInputError(f"logit_bias: found {self.logit_bias!r:.60}, expected token ids and numbers, as a dict")
         check_ids("logit_bias", list(self.logit_bias or ()))
         for token, bias in (self.logit_bias or {}).items():
             if not isinstance(bias, numbers.Real) or not math.isfinite(bias):

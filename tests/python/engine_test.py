@@ -148,7 +148,7 @@ class Generate(Tiny):
             "json_schema: Expecting": {"json_schema": "{not"}, "json_schema: found 5": {"json_schema": 5},
             "choice: found 'abc'": {"choice": "abc"}, "seed: found 18446744073709551616": {"seed": 1 << 64},
             "logit_bias: found a token id beyond": {"logit_bias": {1 << 40: 1.0}}, "regex: found 5": {"regex": 5},
-            "logit_bias": {"logit_bias": {1: float("inf")}}, "timeout: found -1": {"timeout": -1},
+            "logit_bias: found [1]": {"logit_bias": [1]}, "logit_bias": {"logit_bias": {1: float("inf")}}, "timeout: found -1": {"timeout": -1},
         }.items():
             with self.subTest(piece):
                 self.refused(piece, self.llm.generate, "a", **arguments)
