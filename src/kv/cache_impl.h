@@ -160,7 +160,9 @@ class Cache::Impl {
   void unhold(int group, int32_t block);
   void leave_window(int group, int32_t block);
   void unname(int group, int32_t block);  // the node forgets its copy in the main pool
-  void touch(int32_t node, uint64_t uses);
+  // Used just now, as far as a hit of `length` tokens uses it: not the window's blocks (or states) that lie
+  // further back.
+  void touch(int32_t node, uint64_t uses, int32_t length);
   void commit(Rep& s, int32_t index, int32_t final_length);
   bool is_kept(const Rep& s, int group, int32_t index) const;
   // Is logical block `index` taken when a sequence is to grow to `wanted` of them?

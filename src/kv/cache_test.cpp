@@ -73,6 +73,31 @@ TEST(Cache, TakesFewBlocksOfALongPromptInASparseGroup) {
   EXPECT_NE(s.sequence.table(1)[31], kNoBlock);
 }
 
+// A turn needs the state at the end of the turn before it, and none of those further back: these grow old,
+// and leave before another conversation's last one.
+TEST(Cache, StatesOfEarlierTurnsLeaveFirst) {
+  CacheOptions options;
+  options.eviction = Eviction::kLru;
+  options.ram_bytes = 6 * kTestBlockBytes;
+  Rig rig({full(1000), state(5)}, options);
+  std::vector<int32_t> talk, other = counting(50000, 48);
+  const auto turn = [&rig](std::vector<int32_t>& tokens, int32_t more) {
+    for (int32_t i = 0; i < more; ++i) tokens.push_back(static_cast<int32_t>(tokens.size()) + 7);
+    TestStream s = rig.attach(tokens);
+    ASSERT_TRUE(rig.run(s));
+  };
+  for (int i = 0; i < 6; ++i) turn(talk, 48);
+  turn(other, 0);
+  for (int i = 0; i < 6; ++i) turn(talk, 48);
+  talk.resize(talk.size() + 16, -1);
+  other.resize(other.size() + 16, -1);
+  EXPECT_EQ(rig.hit(talk), 12 * 48);
+  EXPECT_EQ(rig.hit(other), 48);
+  std::vector<int32_t> early(talk.begin(), talk.begin() + 48);
+  early.resize(100, -2);
+  EXPECT_EQ(rig.hit(early), 0) << "its state left";
+}
+
 TEST(Cache, WindowGroupKeepsItsWindowOnly) {
   Rig rig({full(100), window(32, 100)}, {.prefix_cache = false});
   TestStream s;
