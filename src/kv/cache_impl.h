@@ -106,7 +106,8 @@ class Cache::Impl {
     int32_t window;
     size_t block_bytes;
     bool sparse;
-    int32_t tail_blocks;  // that resuming at a boundary needs of a window group
+    int32_t boundary_blocks;  // between boundaries
+    int32_t tail_blocks;      // that resuming at a boundary needs of a window group
     struct Block {
       int32_t refs = 0, node = kNoNode;
     };

@@ -271,9 +271,7 @@ bool Cache::Impl::is_kept(const Rep& s, int group, int32_t index) const {
   const auto in_tail_of = [&](int32_t boundary) {
     return index < boundary && index >= boundary - pool.tail_blocks;
   };
-  // A state takes the room of many tokens' keys and values.
-  const int32_t apart = pool.sparse ? kSparseBoundaries : 1;
-  const int32_t every = std::max(1, options_.boundary_tokens / kBlockTokens) * apart;
+  const int32_t every = pool.boundary_blocks;
   return in_tail_of(s.prompt_blocks) || in_tail_of(s.branch_blocks) ||
          in_tail_of((index / every + 1) * every);
 }
