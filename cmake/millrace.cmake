@@ -115,7 +115,8 @@ set(tests_that_compute backend_test kernels_api_test kernels_quant_test kernels_
 # What takes most of a minute to see again, at random or in bulk, what a quicker test sees too: `make check` runs these,
 # `make test` does not.
 set(tests_in_bulk
-    Load.* Trace.* SameBits.RandomSchedules* SameBitsDecode.However* SameBitsDecode.Whatever* SameBitsDecode.AmongManyOthers
+    Load.* Trace.* SameBits.RandomSchedules* Models/SameBitsOfHybrids.* SameBitsDecode.However*
+    SameBitsDecode.Whatever* SameBitsDecode.AmongManyOthers
     SmolLm2.ReferenceGivesTheSame64GreedyTokens LatentAttention.ALongContextIsSplit
     Ranks.EveryModelOverAnyNumber Ranks.AThousandSchedulesOverThreeRanks)
 list(JOIN tests_in_bulk ":" tests_in_bulk)

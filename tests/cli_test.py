@@ -248,6 +248,8 @@ class Run(CliTest):
                  says=["--attention-budget", "64"])
         self.bad("logits", self.model, "--tokens", "1,2", "--out", self.path / "x.npy", "--attention", "request",
                  says=["attention", "full or sparse"])
+        self.bad("serve", self.model, "--states-apart", 100, says=["--states-apart", "100", "multiple of 16"])
+        self.bad("serve", self.model, "--states-apart", 512, says=["states_apart", "512", "no layer"])
         self.bad("run", self.model, "-p", "a", "--kv-type", "int8", "--device", "reference",
                  says=["found int8", "device reference has f32"])
         self.bad("run", self.model, "-f", self.path / "none.txt", says=["none.txt"])
@@ -427,6 +429,15 @@ class Inspect(CliTest):
                 text = self.good("inspect", model)
                 self.assertIn("longest context that fits", text)
 
+    def test_states(self):
+        model = self.path / "hybrid.gguf"
+        self.good("synth", "tiny-qwen3next", model)
+        states, keys = sorted(self.good_json("inspect", model)["memory"]["kv_groups"], key=lambda g: "states_apart" not in g)
+        self.assertNotIn("states_apart", keys)
+        self.assertIn(states["states_apart"], range(512, 8193, 512))
+        self.assertLessEqual(states["kv_bytes_per_1k_tokens"], keys["kv_bytes_per_1k_tokens"])
+        self.assertIn(f"one kept every {states['states_apart']} tokens", self.good("inspect", model))
+
     def test_ranks(self):
         plan = self.good_json("inspect", self.model, "--ranks", 3, "--rank-speeds", "2,1,1")["tensor_parallel"]
         self.assertEqual(len(plan["ranks"]), 3)
@@ -597,6 +608,11 @@ class Synth(CliTest):
         model = self.path / "layers.gguf"
         self.good("synth", "tiny-llama", model, "--layers", 3)
         self.assertEqual(self.good_json("inspect", model)["config"]["layers"], 3)
+        # Kinds of layers that a config lists are cut with them.
+        for preset, layers in (("tiny-granitehybrid", 1), ("tiny-nemotron-h", 7), ("tiny-kimi-linear", 2),
+                               ("tiny-gemma4", 8)):
+            self.good("synth", preset, model, "--layers", layers)
+            self.assertEqual(self.good_json("inspect", model)["config"]["layers"], layers)
 
     def test_bad_input(self):
         out = self.path / "never.gguf"

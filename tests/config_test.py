@@ -197,6 +197,7 @@ class Mistakes(ConfigTest):
 IDLE = (
     ("serve --draft-model d", "--speculate draft"), ("serve --draft-model d --speculate lookup", "--speculate draft"),
     ("serve --attention-budget 512", "--attention"), ("serve --max-draft 4", "--speculate"), ("serve --kv-dir-size 10", "--kv-dir"),
+    ("serve --states-apart 512 --no-prefix-cache", "--no-prefix-cache"),
     ("serve --tls-key k", "--tls-cert"), ("serve --tls-cert c", "--tls-key"),
     ("serve --gpu-layers 2 --device auto", "--device cuda"), ("run -p a --cpu-experts all --device cpu", "--device cuda"),
     ("run -p a --expert-counts i --device cpu", "--device cuda"),

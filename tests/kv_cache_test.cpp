@@ -53,8 +53,7 @@ class Rig {
     }
     o.prefix_cache = remembers;
     o.ram_bytes = 64 << 20;
-    // States are kept four times as far apart.
-    o.boundary_tokens = spec_.state.present() ? 64 / kv::kSparseBoundaries : 64;
+    o.boundary_tokens = 64;
     if (remembers) {
       o.disk_directory = directory_;
       o.disk_bytes = 64 << 20;

@@ -109,6 +109,7 @@ Json memory_json(const MemoryPlan& plan) {
                       {"layers", group.layers},
                       {"kv_bytes_per_1k_tokens", group.bytes_per_1k_tokens},
                       {"kv_bytes_at_context", group.bytes_at_context}});
+    if (group.state) groups.back()["states_apart"] = group.states_apart;
   }
   Json out = {{"weights_mapped_bytes", plan.weights_mapped},
               {"weights_repacked_bytes", plan.weights_repacked},
@@ -184,6 +185,8 @@ std::string memory_text(const MemoryPlan& plan, const Backend& backend) {
     const std::string kind = group.window > 0 ? fmt::format("window of {}", group.window) : "full attention";
     if (group.state) {  // at any length
       line(fmt::format("states of a sequence, {} layers", group.layers), human_bytes(group.bytes_at_context));
+      line(fmt::format("one kept every {} tokens, per 1k tokens", group.states_apart),
+           human_bytes(group.bytes_per_1k_tokens));
       continue;
     }
     line(fmt::format("kv per 1k tokens, {} {} layers", group.layers, kind),

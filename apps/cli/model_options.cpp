@@ -233,6 +233,12 @@ void add_engine_options(Command& command, EngineOptions& options, const std::str
       "--fallback", [&options] { return may_use_gpu(options); }, "with --device cpu or reference");
   add_draft_options(command, options, group);
   command.flag_off("--no-prefix-cache", options.prefix_cache, "prompts share nothing").group(group);
+  add("--states-apart", options.states_apart,
+      "tokens between the states that are kept of layers with one, beside those at the ends of prompts and "
+      "answers; 0: as far apart as to take no more room than keys and values")
+      .range(0, 1 << 20);
+  command.refuse_unless(
+      "--states-apart", [&options] { return options.prefix_cache; }, "with --no-prefix-cache");
   command.refuse_unless(
       "--kv-dir-size", [&options] { return !options.kv_dir.empty(); }, "without --kv-dir");
 }

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/thread_pool.h"
@@ -102,6 +104,35 @@ class TensorWriter {
   std::vector<std::byte> buffer_;
 };
 
+// Another number of layers: what a config lists layer by layer is cut, or goes on from its beginning.
+void set_layers(nlohmann::json& config, int32_t layers) {
+  const auto count = static_cast<size_t>(layers);
+  for (const char* field : {"layer_types", "layers_block_type", "hybrid_override_pattern"}) {
+    const auto found = config.find(field);
+    if (found == config.end() || found->empty()) continue;
+    if (found->is_string()) {
+      const auto kinds = found->get<std::string>();
+      std::string cut;
+      for (size_t l = 0; l < count && !kinds.empty(); ++l) cut.push_back(kinds[l % kinds.size()]);
+      *found = cut;
+    } else if (found->is_array()) {
+      const nlohmann::json kinds = std::exchange(*found, nlohmann::json::array());
+      for (size_t l = 0; l < count; ++l) found->push_back(kinds[l % kinds.size()]);
+    }
+  }
+  // Layers by number, from 1 on.
+  if (const auto linear = config.find("linear_attn_config"); linear != config.end() && linear->is_object()) {
+    for (const char* field : {"full_attn_layers", "kda_layers"}) {
+      const auto found = linear->find(field);
+      if (found == linear->end() || !found->is_array()) continue;
+      const nlohmann::json numbers = std::exchange(*found, nlohmann::json::array());
+      for (const nlohmann::json& number : numbers)
+        if (number.is_number_integer() && number.get<int64_t>() <= layers) found->push_back(number);
+    }
+  }
+  config["num_hidden_layers"] = layers;
+}
+
 int synth(const SynthOptions& options) {
   std::optional<nlohmann::json> config = find_preset(options.source);
   if (!config) {
@@ -112,7 +143,7 @@ int synth(const SynthOptions& options) {
     }
     config = io::read_json_object(options.source);
   }
-  if (options.layers > 0) (*config)["num_hidden_layers"] = options.layers;
+  if (options.layers > 0) set_layers(*config, options.layers);
   SynthTypes types = {.matrix = matrix_type("--type", options.type), .experts = std::nullopt};
   if (!options.expert_type.empty()) types.experts = matrix_type("--expert-type", options.expert_type);
   const SynthPlan plan = make_plan(*config, options.source, types);

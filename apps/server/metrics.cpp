@@ -181,6 +181,10 @@ HttpResponse metrics(Api& api) {
   e.labelled("kv_blocks", "state", "free", &Stats::blocks_free);
   e.labelled("kv_blocks", "state", "ram", &Stats::ram_blocks);
   e.labelled("kv_blocks", "state", "disk", &Stats::disk_blocks);
+  e.head("gauge", "kv_states", "Of these, states: of layers that have one in place of keys and values.");
+  e.labelled("kv_states", "state", "used", &Stats::states_used);
+  e.labelled("kv_states", "state", "cached", &Stats::states_cached);
+  e.labelled("kv_states", "state", "free", &Stats::states_free);
   counter("prompt_tokens_total", "Prompt tokens, computed or found.", &Stats::prompt_tokens);
   counter("generation_tokens_total", "Tokens given to clients.", &Stats::generated_tokens);
   counter("computed_tokens_total", "Rows that went through the model.", &Stats::computed_tokens);
@@ -383,6 +387,7 @@ HttpResponse stats_json(Api& api, const HttpRequest& request) {
         {"used", s.blocks_used},
         {"cached", s.blocks_cached},
         {"free", s.blocks_free},
+        {"states", {{"used", s.states_used}, {"cached", s.states_cached}, {"free", s.states_free}}},
         {"usage", ratio(static_cast<double>(s.blocks_used), static_cast<double>(s.blocks_total))},
         {"ram", {{"blocks", s.ram_blocks}, {"bytes", s.ram_bytes}}},
         {"disk", {{"blocks", s.disk_blocks}, {"bytes", s.disk_bytes}}}}},

@@ -96,6 +96,10 @@ struct EngineOptions {
   int64_t kv_tokens = 0;
   size_t kv_bytes = 0;  // most memory for the main pool; 0: half of what is available, on a GPU all of it
   bool prefix_cache = true;
+  // Of models whose layers have a state: tokens between the states that the prefix cache keeps, beside those
+  // at the ends of prompts and answers; a prompt that leaves a known one computes at most so many again.
+  // 0: as far apart as to take no more room than the keys and values of the same tokens, 512 to 8192.
+  int32_t states_apart = 0;
   size_t ram_tier_bytes = 0;  // blocks that left the main pool: preempted or cached; 0: no such tier
   std::string kv_dir = {};    // blocks on disk, found again after a restart; empty: no such tier
   size_t kv_dir_bytes = size_t{8} << 30;

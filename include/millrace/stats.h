@@ -78,6 +78,8 @@ struct EngineStats {
   uint64_t decode_tokens = 0;
   // Blocks of the main pool, all groups together.
   int64_t blocks_total = 0, blocks_used = 0, blocks_cached = 0, blocks_free = 0;
+  // Of these, those of layers with a state: each is what a sequence has to know at one place of it.
+  int64_t states_used = 0, states_cached = 0, states_free = 0;
   // Blocks that left it and are kept elsewhere.
   int64_t ram_blocks = 0, disk_blocks = 0;
   uint64_t ram_bytes = 0, disk_bytes = 0;

@@ -110,6 +110,9 @@ nb::dict stats_dict(const EngineStats& s) {
   d["blocks_used"] = s.blocks_used;
   d["blocks_cached"] = s.blocks_cached;
   d["blocks_free"] = s.blocks_free;
+  d["states_used"] = s.states_used;
+  d["states_cached"] = s.states_cached;
+  d["states_free"] = s.states_free;
   d["ram_bytes"] = s.ram_bytes;
   d["disk_bytes"] = s.disk_bytes;
   d["cache_queries"] = s.cache_queries;

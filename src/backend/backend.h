@@ -459,6 +459,7 @@ struct KvGroupSpec {
   // Ranks that the blocks are spread over (base/paging.h), num_blocks of all of them together; a group that
   // is not spread is whole on every rank.
   int32_t shelves = 1;
+  int32_t states_apart = 0;  // of a state group: tokens between the states that the prefix cache keeps
   int32_t blocks_here() const { return num_blocks / shelves; }  // of each rank
 };
 

@@ -48,9 +48,9 @@ struct StateShape {
 // The window of a group of such layers: a token sees its own block and the one before it.
 inline constexpr int32_t kStateWindow = kBlockTokens + 1;
 // Blocks of such a group that a sequence needs at most while `tokens` of it are computed: its own and the one
-// before it; what drafts may reach, or two at the end and the boundaries between (kv::GroupOptions::sparse).
-inline constexpr int32_t kStateTokensApart = 2048;  // of states that are kept
-inline int32_t state_blocks_of_step(int32_t tokens) { return 8 + tokens / kStateTokensApart; }
+// before it; what drafts may reach, or two at the end and the boundaries between, which are so many tokens
+// apart (kv::GroupOptions::sparse, boundary_tokens).
+inline int32_t state_blocks_of_step(int32_t tokens, int32_t apart) { return 8 + tokens / apart; }
 // A convolution reaches no further back than that.
 inline constexpr int32_t kMaxTaps = kBlockTokens + 1;
 

@@ -43,7 +43,7 @@ sched::Memory::Start CacheMemory::to_start(sched::Id id) const {
     int32_t more = blocks_for(known) - blocks_for(match.tokens);
     const int32_t window = spec_.kv_groups[g].window;
     if (spec_.kv_groups[g].state) {
-      more = std::min(more, state_blocks_of_step(spec_.max_tokens));
+      more = std::min(more, state_blocks_of_step(spec_.max_tokens, spec_.kv_groups[g].states_apart));
     } else if (window > 0) {
       more = std::min(more, blocks_for(window) + blocks_for(spec_.max_tokens) + 1);
     }

@@ -78,8 +78,18 @@ class OptionChecker {
     check_range("chunk_s", o_.chunk_s, 1e-3, 3600);
     check_range("ageing", o_.ageing, 0, 1e6);
     check_range("kv_tokens", static_cast<double>(o_.kv_tokens), 0, 1e12);
+    check_range("states_apart", o_.states_apart, 0, 1 << 20);
+    check_states_apart();
     check_range("max_draft", o_.max_draft, 1, 64);
     check_range("attention_budget", o_.attention_budget, kLeastSparseBudget, 1 << 28);
+  }
+
+  void check_states_apart() const {
+    if (o_.states_apart == 0) return;
+    if (o_.states_apart % kBlockTokens != 0) {
+      throw_error(ErrorCode::kBadInput, "{}: found {}, expected a multiple of {}, or 0", name("states_apart"),
+                  o_.states_apart, kBlockTokens);
+    }
   }
 
   void check_attention() const {
@@ -265,6 +275,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.kv_tokens = defaults.kv_tokens;
   draft.kv_bytes = defaults.kv_bytes;
   draft.prefix_cache = false;
+  draft.states_apart = defaults.states_apart;
   draft.tensor_parallel = defaults.tensor_parallel;  // rank 0 guesses alone
   draft.pipeline_parallel = defaults.pipeline_parallel;
   draft.context_parallel = defaults.context_parallel;

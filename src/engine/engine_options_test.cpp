@@ -69,6 +69,7 @@ TEST(EngineOptions, ADraftModelRunsWhereItsTargetRunsAndKeepsNothing) {
                               .quantize_budget = "4bpw",
                               .max_running = 7,
                               .kv_tokens = 4096,
+                              .states_apart = 512,
                               .ram_tier_bytes = 1 << 20,
                               .kv_dir = "directory",
                               .speculation = Speculation::kDraft,
@@ -84,6 +85,7 @@ TEST(EngineOptions, ADraftModelRunsWhereItsTargetRunsAndKeepsNothing) {
   EXPECT_EQ(draft.kv_tokens, 0);
   EXPECT_FALSE(draft.prefix_cache);
   EXPECT_EQ(draft.ram_tier_bytes, 0u);
+  EXPECT_EQ(draft.states_apart, 0);
   EXPECT_EQ(draft.kv_dir, "");
   EXPECT_EQ(draft_rows(draft), 0);
   EXPECT_GT(draft_rows(options), 0);

@@ -71,12 +71,13 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const KvGroupSpec& group = spec.kv_groups[g];
     const size_t block = spec.pool_block_bytes(static_cast<int>(g));
-    plan.groups.push_back(
-        {.window = group.window,
-         .layers = group.num_layers,
-         .bytes_per_1k_tokens = block * (1024 / kBlockTokens) / static_cast<size_t>(group.shelves),
-         .bytes_at_context = block * static_cast<size_t>(one.kv_groups[g].blocks_here()),
-         .state = group.state});
+    const int32_t apart = group.state ? group.states_apart : kBlockTokens;
+    plan.groups.push_back({.window = group.window,
+                           .layers = group.num_layers,
+                           .bytes_per_1k_tokens = block * 1024 / static_cast<size_t>(group.shelves * apart),
+                           .bytes_at_context = block * static_cast<size_t>(one.kv_groups[g].blocks_here()),
+                           .state = group.state,
+                           .states_apart = group.states_apart});
   }
   // A device with memory of its own holds copies; the file's mapping is the machine's.
   const size_t mapped = backend.own_memory() ? 0 : plan.weights_mapped;

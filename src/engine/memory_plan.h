@@ -22,9 +22,10 @@ struct MemoryPlan {
   size_t pool = 0;  // KV blocks
   struct Group {
     int32_t window, layers;
-    size_t bytes_per_1k_tokens;  // of a sequence up to its window
+    size_t bytes_per_1k_tokens;  // of a sequence up to its window; of states, of those that are kept
     size_t bytes_at_context;     // one sequence of context_length
     bool state;                  // of layers with a state; the window is their block and the one before it
+    int32_t states_apart;        // tokens between those that are kept
   };
   std::vector<Group> groups;
   int32_t context = 0;  // planned

@@ -37,8 +37,9 @@ void set_shared_blocks(ExecutorSpec& spec, int32_t sequences, int64_t tokens) {
     if (group.state) {
       // Two of everybody who runs and one on the way, a step, and states that are kept.
       constexpr int64_t kRunning = 3;
-      blocks = std::min(
-          blocks, sequences * kRunning + state_blocks_of_step(spec.max_tokens) + tokens / kStateTokensApart);
+      blocks =
+          std::min(blocks, sequences * kRunning + state_blocks_of_step(spec.max_tokens, group.states_apart) +
+                               tokens / group.states_apart);
     } else if (group.window > 0) {
       const int64_t window = blocks_for(group.window) + 2;
       blocks =
@@ -253,6 +254,11 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
   limits.context_ranks = options.context_parallel;
   limits.adapter_rank = setup.adapter_rank;
   limits.page_summaries = options.attention != "full";
+  limits.states_apart = options.states_apart;
+  if (options.states_apart > 0 && config.state_layers.empty()) {
+    throw_error(ErrorCode::kBadInput, "states_apart: found {}, expected 0: no layer of {} has a state",
+                options.states_apart, config.name);
+  }
   if (limits.page_summaries) check_sparse(config, backend, options, setup);
   limits.kv_type =
       options.kv_type.empty() ? backend.default_kv_type() : parse_kv_type("kv_type", options.kv_type);
@@ -328,9 +334,15 @@ ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& c
   const int32_t usual = options.context > 0 ? options.context : std::min(spec.max_context, kUsualContext);
   int64_t wanted = std::max(context_tokens, tokens_for(usual) * sequences);
   if (setup.most_tokens > 0) wanted = std::clamp(setup.most_tokens, context_tokens, wanted);
-  const int64_t tokens = set_blocks_within(spec, sequences, wanted, max_bytes, options, backend);
+  int64_t tokens = set_blocks_within(spec, sequences, wanted, max_bytes, options, backend);
+  // Windows and states of everybody who may run leave no room for one context: fewer run at the same time.
+  for (int32_t running = sequences; tokens < context_tokens && running > 1;) {
+    running /= 2;
+    tokens = set_blocks_within(spec, running, std::max(context_tokens, tokens_for(usual) * running),
+                               max_bytes, options, backend);
+  }
   if (tokens < context_tokens) {
-    set_shared_blocks(spec, sequences, context_tokens);
+    set_shared_blocks(spec, 1, context_tokens);
     throw_does_not_fit(backend, "a context", spec.max_context, pool_bytes(spec, options, backend), max_bytes,
                        std::max<int64_t>(0, tokens - kBlockTokens), "--ctx");
   }

@@ -95,6 +95,44 @@ TEST_F(DefaultContext, OfRanksIsOfTheirParts) {
   EXPECT_EQ(blocks_of(&stages), 1000 * config_.layers / ((config_.layers + 1) / 2));
 }
 
+// A state takes the room of many blocks of keys and values: where those of everybody who may run leave no
+// room for one context, fewer run at the same time.
+TEST(PoolSize, HoldsStatesOfFewerWhereThoseOfAllDoNotFit) {
+  const std::string model = "tests/golden/models/qwen3next/model.gguf";
+  const io::Checkpoint checkpoint = io::Checkpoint::open(model);
+  const ModelConfig config = read_config(checkpoint);
+  const std::unique_ptr<Backend> backend = make_backend("cpu", {.threads = 1});
+  const auto spec_of = [&](EngineOptions options) {
+    options.model = model;
+    options.context = 8192;
+    return runtime_spec(checkpoint, config, *backend, options, {.sequences = RuntimeSetup::kShared});
+  };
+  const auto state_blocks = [](const ExecutorSpec& spec) {
+    for (const KvGroupSpec& group : spec.kv_groups)
+      if (group.state) return group.num_blocks;
+    return 0;
+  };
+  const ExecutorSpec all = spec_of({}), one = spec_of({.max_running = 1});
+  EXPECT_GE(state_blocks(all), 3 * 64);
+  EXPECT_LE(state_blocks(one), 3 + 8 + 1 + 8192 / 512);
+  const size_t enough = pool_bytes(one, {}, *backend) + 4096;
+  const ExecutorSpec tight = spec_of({.kv_bytes = enough});
+  EXPECT_LE(pool_bytes(tight, {}, *backend), enough);
+  EXPECT_GE(state_blocks(tight), state_blocks(one));
+  EXPECT_THROW(spec_of({.kv_bytes = enough / 2}), Error);
+  EXPECT_EQ(state_blocks(spec_of({.max_running = 1, .states_apart = 16})),
+            blocks_for(8192) + 1);  // as many as there are blocks, and no more
+  EXPECT_THROW(spec_of({.kv_bytes = enough, .states_apart = 16}), Error);
+}
+
+TEST(PoolSize, RefusesADistanceOfStatesThatAreNotThere) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open(kModel);
+  const std::unique_ptr<Backend> backend = make_backend("cpu", {.threads = 1});
+  EXPECT_THROW(runtime_spec(checkpoint, read_config(checkpoint), *backend,
+                            {.model = kModel, .states_apart = 512}, {.sequences = RuntimeSetup::kShared}),
+               Error);
+}
+
 // What the CPU keeps of a split context is bounded: eight times the context, less than twice the workspace.
 TEST_F(DefaultContext, TakesNoWorkspaceInProportion) {
   const std::unique_ptr<Backend> many = make_backend("cpu", {.threads = 4});

@@ -37,6 +37,16 @@ struct Catalogue {
   std::vector<std::vector<Answer>> alone;
 };
 
+// An answer of one or two different tokens: what was said before is a good guess of what comes, so that
+// drafts are accepted, several at a time.
+inline void repeat_itself(Request& r, Random& random) {
+  constexpr float kBeyondOthers = 1000.0f;
+  for (int i = random.pick(1, 2); i > 0; --i)
+    r.sampling.logit_bias[random.pick(3, kVocab - 1)] = kBeyondOthers;
+  r.ignore_end = true;
+  r.max_tokens = random.pick(12, 40);
+}
+
 inline Request random_request(Random& random, const std::vector<std::vector<int32_t>>& documents) {
   Request r;
   const std::vector<int32_t>& document =
@@ -59,6 +69,7 @@ inline Request random_request(Random& random, const std::vector<std::vector<int3
     if (random.chance(30)) r.sampling.top_p = 0.9f;
     if (random.chance(30)) r.sampling.repetition_penalty = 1.2f;
   }
+  if (random.chance(25)) repeat_itself(r, random);
   if (!r.embedding && r.sampling.seed.value_or(1) % 6 == 0) r.sampling.logprobs = 2;
   return r;
 }
@@ -157,6 +168,10 @@ inline void run_schedule(Harness& h, const Catalogue& catalogue, Random& random,
   counts.picked_by_ranks += h.recorder->rows_picked_by_ranks.load();
 }
 
+inline ExecutorSpec spec_of(const std::string& model) {
+  return make_executor_spec(read_config(io::Checkpoint::open(model)), {});
+}
+
 inline EngineOptions random_options(Random& random, const std::string& model) {
   EngineOptions o;
   o.model = model;
@@ -169,6 +184,7 @@ inline EngineOptions random_options(Random& random, const std::string& model) {
   o.ram_tier_bytes = random.chance(60) ? static_cast<size_t>(random.pick(1, 64)) << 14 : 0;
   if (random.chance(50)) o.speculation = Speculation::kLookup;
   o.max_draft = random.pick(1, 6);
+  if (spec_of(model).state.present() && random.chance(70)) o.states_apart = kBlockTokens * random.pick(1, 4);
   return o;
 }
 

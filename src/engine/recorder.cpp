@@ -100,6 +100,9 @@ EngineStats Recorder::snapshot() const {
   s.blocks_used = get(blocks_held);
   s.blocks_cached = get(blocks_cached);
   s.blocks_free = get(blocks_free);
+  s.states_used = get(states_held);
+  s.states_cached = get(states_cached);
+  s.states_free = get(states_free);
   s.ram_blocks = get(ram_blocks);
   s.ram_bytes = static_cast<uint64_t>(get(ram_bytes));
   s.disk_blocks = get(disk_blocks);

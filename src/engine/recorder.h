@@ -56,6 +56,7 @@ struct Recorder {
   std::atomic<double> busy_s{0}, wait_s{0}, schedule_s{0}, sample_s{0}, decode_s{0};
   Counter decode_tokens{0};
   Gauge blocks_total{0}, blocks_held{0}, blocks_cached{0}, blocks_free{0};
+  Gauge states_held{0}, states_cached{0}, states_free{0};
   Gauge ram_blocks{0}, ram_bytes{0}, disk_blocks{0}, disk_bytes{0};
   Counter cache_queries{0}, hits_pool{0}, hits_ram{0}, hits_disk{0};
   Counter preemptions_swap{0}, preemptions_recompute{0};

@@ -31,16 +31,24 @@ void RoundRecorder::gauges(bool all) {
 void RoundRecorder::cache_gauges() {
   const kv::CacheStats stats = cache_.stats();
   int64_t total = 0, free = 0, cached = 0, held = 0;
+  int64_t states_held = 0, states_cached = 0, states_free = 0;
   for (const auto& group : stats.groups) {
     total += group.total;
     free += group.free;
     cached += group.cached;
     held += group.held + group.loading;
+    if (!group.sparse) continue;
+    states_free += group.free;
+    states_cached += group.cached;
+    states_held += group.held + group.loading;
   }
   set_gauge(recorder_.blocks_total, total);
   set_gauge(recorder_.blocks_free, free);
   set_gauge(recorder_.blocks_cached, cached);
   set_gauge(recorder_.blocks_held, held);
+  set_gauge(recorder_.states_free, states_free);
+  set_gauge(recorder_.states_cached, states_cached);
+  set_gauge(recorder_.states_held, states_held);
   set_gauge(recorder_.ram_blocks, stats.ram.blocks);
   set_gauge(recorder_.ram_bytes, static_cast<int64_t>(stats.ram.bytes));
   set_gauge(recorder_.disk_blocks, stats.disk.blocks);

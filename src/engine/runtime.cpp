@@ -272,7 +272,8 @@ void Runtime::make_cache(const ModelConfig& config, const EngineOptions& options
                             .num_blocks = spec_.kv_groups[g].num_blocks,
                             .block_bytes = spec_.kv_block_bytes(static_cast<int>(g)),
                             .sparse = spec_.kv_groups[g].state,
-                            .shelves = spec_.kv_groups[g].shelves});
+                            .shelves = spec_.kv_groups[g].shelves,
+                            .boundary_tokens = spec_.kv_groups[g].states_apart});
   }
   cache.element_bytes = bytes_of(spec_.kv_type, 1);  // 0 for a type of blocks
   cache.table_tokens = spec_.max_context;

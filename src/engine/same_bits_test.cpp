@@ -12,10 +12,14 @@
 namespace millrace::test {
 namespace {
 
-constexpr int kEngines = 40, kSchedules = 25;  // of each engine
+constexpr int kEngines = 40, kSchedules = 25;              // of each engine
+constexpr int kHybridEngines = 25, kHybridSchedules = 10;  // of each of eight models: 2,000 in all
+constexpr int kFewEngines = 5;                             // where schedules are few
 
-void run_schedules(const std::string& model, size_t groups, uint64_t seed, int engines = kEngines) {
-  const int schedules = schedules_wanted(kSchedules);  // fewer under a sanitizer, which is many times slower
+void run_schedules(const std::string& model, uint64_t seed, int engines = kEngines, int most = kSchedules) {
+  const int schedules = schedules_wanted(most);  // fewer under a sanitizer, which is many times slower
+  if (schedules < most) engines = std::min(engines, kFewEngines);
+  const size_t groups = spec_of(model).kv_groups.size();
   const Catalogue& catalogue = catalogue_of(model);
   namespace fs = std::filesystem;
   const fs::path directory =
@@ -49,11 +53,12 @@ void run_schedules(const std::string& model, size_t groups, uint64_t seed, int e
       "recomputations, %lu tokens found (%lu in RAM, %lu on disk, %lu restarts), %lu drafts right\n",
       counts.schedules, counts.finished, counts.forked, counts.cancelled, counts.swaps, counts.recomputes,
       counts.hits, counts.from_ram, counts.from_disk, counts.restarts, counts.accepted);
-  if (schedules < kSchedules) return;
+  if (schedules < most) return;
   if (engines < kEngines) {
     EXPECT_GT(counts.swaps + counts.recomputes, 0u);
     EXPECT_GT(counts.hits, 100u);
     EXPECT_GT(counts.forked, 10u);
+    EXPECT_GT(counts.accepted, 10u);
     return;
   }
   // The paths this is about were taken.
@@ -69,10 +74,21 @@ void run_schedules(const std::string& model, size_t groups, uint64_t seed, int e
   EXPECT_GT(counts.logprobs, 100u);
 }
 
-TEST(SameBits, RandomSchedulesWithWindows) { run_schedules(kWindowModel, 2, 1); }
-// Fewer: the paths are those of windows.
-TEST(SameBits, RandomSchedulesWithStates) { run_schedules(kStateModel, 2, 3, 5); }
-TEST(SameBits, RandomSchedulesWithFullAttention) { run_schedules(kLlamaModel, 1, 2); }
+TEST(SameBits, RandomSchedulesWithWindows) { run_schedules(kWindowModel, 1); }
+TEST(SameBits, RandomSchedulesWithFullAttention) { run_schedules(kLlamaModel, 2); }
+
+// Every kind of state: gated delta with and without decays of channels, Mamba-2 beside attention, in turn
+// with it and by itself, convolutions alone, RWKV 7; beside keys and values per head, latent ones and none.
+class SameBitsOfHybrids : public testing::TestWithParam<std::string> {};
+
+TEST_P(SameBitsOfHybrids, RandomSchedules) {
+  run_schedules(fmt::format("tests/golden/models/{}/model.gguf", GetParam()), 3 + GetParam().size(),
+                kHybridEngines, kHybridSchedules);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, SameBitsOfHybrids,
+                         testing::Values("qwen3next", "qwen35moe", "kimi-linear", "granitehybrid-moe",
+                                         "falcon-h1", "mamba2", "lfm2", "rwkv7"));
 
 // What a request answers alone is what the plainest loop over a Runtime gives: feed, sample, feed.
 TEST(SameBits, AloneIsWhatAPlainLoopGives) {
@@ -118,7 +134,7 @@ TEST(SameBits, AfterARestartFromDisk) {
       options.prefix_cache = true;
       options.kv_dir = directory.string();
       options.kv_dir_bytes = size_t{64} << 20;
-      Harness h(options, random_pool(random, model == kLlamaModel ? 1 : 2));
+      Harness h(options, random_pool(random, spec_of(model).kv_groups.size()));
       for (int s = 0; s < 3; ++s) {
         run_schedule(h, catalogue, random, counts);
         if (testing::Test::HasFatalFailure()) FAIL() << "life " << life;

@@ -39,9 +39,10 @@ void add_stats(EngineStats& sum, const EngineStats& one) {
   constexpr int32_t EngineStats::*kSamples[] = {&EngineStats::running, &EngineStats::waiting,
                                                 &EngineStats::swapped};
   for (const auto field : kSamples) sum.*field += one.*field;
-  constexpr int64_t EngineStats::*kBlocks[] = {&EngineStats::blocks_total,  &EngineStats::blocks_used,
-                                               &EngineStats::blocks_cached, &EngineStats::blocks_free,
-                                               &EngineStats::ram_blocks,    &EngineStats::disk_blocks};
+  constexpr int64_t EngineStats::*kBlocks[] = {
+      &EngineStats::blocks_total, &EngineStats::blocks_used,   &EngineStats::blocks_cached,
+      &EngineStats::blocks_free,  &EngineStats::ram_blocks,    &EngineStats::disk_blocks,
+      &EngineStats::states_used,  &EngineStats::states_cached, &EngineStats::states_free};
   for (const auto field : kBlocks) sum.*field += one.*field;
   constexpr double EngineStats::*kSeconds[] = {&EngineStats::generated_tok_s, &EngineStats::computed_tok_s,
                                                &EngineStats::busy_s,          &EngineStats::wait_s,
@@ -60,6 +61,7 @@ EngineStats counters_of(const EngineStats& stats) {
   EngineStats left = stats;
   left.running = left.waiting = left.swapped = 0;
   left.blocks_total = left.blocks_used = left.blocks_cached = left.blocks_free = 0;
+  left.states_used = left.states_cached = left.states_free = 0;
   left.ram_blocks = left.disk_blocks = 0;
   left.ram_bytes = left.disk_bytes = 0;
   left.uptime_s = left.generated_tok_s = left.computed_tok_s = 0;

@@ -27,6 +27,7 @@ void check_options(const CacheOptions& options) {
     if (group.num_blocks < 1) bad("blocks of a group", group.num_blocks, "at least 1");
     if (group.block_bytes < 1) bad("bytes of a block", group.block_bytes, "at least 1");
     if (group.window < 0) bad("window", group.window, "0 or more");
+    if (group.boundary_tokens < 0) bad("boundary tokens of a group", group.boundary_tokens, "0 or more");
     if (group.shelves < 1 || group.shelves > kMaxShelves) bad("shelves", group.shelves, "1 to 16");
     if (group.num_blocks % group.shelves != 0) bad("blocks", group.num_blocks, "as many on every shelf");
     if (group.sparse && group.shelves > 1) bad("shelves of a sparse group", group.shelves, "1");
@@ -44,6 +45,8 @@ Cache::Impl::Pool::Pool(const GroupOptions& group, const CacheOptions& options, 
     : window(group.window),
       block_bytes(group.block_bytes),
       sparse(group.sparse),
+      boundary_blocks(std::max(
+          1, (group.boundary_tokens > 0 ? group.boundary_tokens : options.boundary_tokens) / kBlockTokens)),
       tail_blocks(group.window > 0 ? blocks_for(group.window - 1) : 0),
       blocks(group.num_blocks) {
   for (int32_t s = 0; s < group.shelves; ++s) {

@@ -47,8 +47,6 @@ namespace millrace::kv {
 enum class Eviction { kLru, kLfu, kRandom, kAdaptive };
 enum class Compression { kOff, kOn, kAutomatic };
 
-inline constexpr int32_t kSparseBoundaries = 4;
-
 struct GroupOptions {
   int32_t window = 0;      // a token sees itself and the window - 1 before it; 0: everything
   int32_t num_blocks = 0;  // of the main pool
@@ -59,6 +57,8 @@ struct GroupOptions {
   bool sparse = false;
   // Of a context that is spread over ranks (base/paging.h); num_blocks is a multiple of it.
   int32_t shelves = 1;
+  // Tokens between boundaries at which what resuming needs is kept; 0: CacheOptions::boundary_tokens.
+  int32_t boundary_tokens = 0;
 };
 
 struct CacheOptions {
@@ -70,7 +70,7 @@ struct CacheOptions {
   bool prefix_cache = true;  // false: nothing is remembered, tokens are not hashed (tiers still swap)
   Eviction eviction = Eviction::kAdaptive;
   // Window groups keep the tail that resuming needs at the end of each prompt and sequence, where prompts
-  // were seen to branch, and every so many tokens; sparse ones kSparseBoundaries times as many.
+  // were seen to branch, and every so many tokens.
   int32_t boundary_tokens = 512;
   int32_t table_tokens = 0;  // tables are made for sequences this long at once; beyond, growing allocates
   size_t ram_bytes = 0;      // RAM tier: swapped sequences and blocks that left the main pool; 0: none
@@ -150,6 +150,7 @@ struct TierStats {
 struct CacheStats {
   struct Group {
     int32_t total = 0, free = 0, cached = 0, held = 0, loading = 0;  // add up to total
+    bool sparse = false;                                             // GroupOptions'
   };
   std::array<Group, kMaxKvGroups> groups{};
   TierStats main, ram, disk;

@@ -12,6 +12,7 @@ CacheStats Cache::Impl::stats() const {
   for (int g = 0; g < num_groups(); ++g) {
     const Pool& pool = pools_[g];
     CacheStats::Group& group = stats.groups[g];
+    group.sparse = pool.sparse;
     group.total = static_cast<int32_t>(pool.blocks.size());
     for (const Pool::Shelf& shelf : pool.shelves) {
       group.free += static_cast<int32_t>(shelf.free.size());

@@ -106,7 +106,8 @@ class Cache::Impl {
     int32_t window;
     size_t block_bytes;
     bool sparse;
-    int32_t tail_blocks;  // that resuming at a boundary needs of a window group
+    int32_t boundary_blocks;  // between boundaries
+    int32_t tail_blocks;      // that resuming at a boundary needs of a window group
     struct Block {
       int32_t refs = 0, node = kNoNode;
     };
@@ -160,7 +161,9 @@ class Cache::Impl {
   void unhold(int group, int32_t block);
   void leave_window(int group, int32_t block);
   void unname(int group, int32_t block);  // the node forgets its copy in the main pool
-  void touch(int32_t node, uint64_t uses);
+  // Used just now, as far as a hit of `length` tokens uses it: not the window's blocks (or states) that lie
+  // further back.
+  void touch(int32_t node, uint64_t uses, int32_t length);
   void commit(Rep& s, int32_t index, int32_t final_length);
   bool is_kept(const Rep& s, int group, int32_t index) const;
   // Is logical block `index` taken when a sequence is to grow to `wanted` of them?

@@ -218,7 +218,7 @@ void Cache::Impl::hold_found(Rep& s, const Prompt& prompt, const Hit& hit) {
     return true;
   };
   if (hit.partial.tokens > 0) {
-    touch(hit.partial.node, 1);
+    touch(hit.partial.node, 1, hit.tokens());
     for (int g = 0; g < num_groups(); ++g) {
       // The bytes are all that is wanted of a copy in RAM: it may leave meanwhile.
       if (!hold_copy(hit.partial.node, g, kNoBlock, s.sources[g]))
@@ -232,7 +232,7 @@ void Cache::Impl::hold_found(Rep& s, const Prompt& prompt, const Hit& hit) {
     if (path_[b] == kNoNode || (b == hit.blocks && hit.partial.node != path_[b])) continue;
     const BlockKey& parent = b > 0 ? prompt.keys[b - 1] : prompt.root;
     index_.describe(path_[b], parent, b, std::span(prompt.tokens).subspan(b * kBlockTokens, kBlockTokens));
-    touch(path_[b], 1);
+    touch(path_[b], 1, hit.tokens());
   }
   for (int g = 0; g < num_groups(); ++g) {
     Rep::Table& table = s.tables[g];
@@ -318,7 +318,7 @@ void Cache::Impl::undo_start(Rep& s, const Hit& hit) noexcept {
     Copy& copy = index_[node].copies[g];
     if (!copy.loading || copy.block != kNoBlock) return false;
     copy.loading = false;
-    disk_order_.set(item_of(node, g), {index_[node].last_use, 0});
+    disk_order_.set(item_of(node, g), {copy.last_use, 0});
     return true;
   };
   for (int g = 0; g < num_groups(); ++g) {

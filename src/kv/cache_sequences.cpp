@@ -56,7 +56,7 @@ void Cache::Impl::unhold(int group, int32_t block) {
   if (node == kNoNode) {
     pool.shelf(block).free.push_back(block);
   } else if (!index_[node].copies[group].loading) {
-    pool.shelf(block).evictor.add(block, index_[node].last_use, index_[node].uses);
+    pool.shelf(block).evictor.add(block, index_[node].copies[group].last_use, index_[node].uses);
   }
 }
 
@@ -73,11 +73,13 @@ void Cache::Impl::unname(int group, int32_t block) {
   index_.erase_if_unused(node);
 }
 
-void Cache::Impl::touch(int32_t id, uint64_t uses) {
+void Cache::Impl::touch(int32_t id, uint64_t uses, int32_t length) {
   Node& node = index_[id];
-  node.last_use = ++tick_;
+  ++tick_;
   node.uses += uses;
   for (int g = 0; g < num_groups(); ++g) {
+    if (node.index < first_seen(g, length)) continue;
+    node.copies[g].last_use = tick_;
     const int32_t item = item_of(id, g);
     if (ram_order_.contains(item)) ram_order_.set(item, {tick_, 0});
     if (disk_order_.contains(item)) disk_order_.set(item, {tick_, 0});
@@ -237,7 +239,7 @@ void Cache::Impl::commit(Rep& s, int32_t index, int32_t final_length) {
   // Computed again although it was there (a window's tail was not): somebody did find it.
   bool again = false;
   for (int g = 0; g < num_groups(); ++g) again |= index_[node].copies[g].block != kNoBlock;
-  touch(node, again ? 1 : 0);
+  touch(node, again ? 1 : 0, final_length);
   for (int g = 0; g < num_groups(); ++g) {
     const bool keep = is_kept(s, g, index);
     if (!keep && index < first_seen(g, final_length)) continue;  // nobody will ask for it
@@ -246,6 +248,7 @@ void Cache::Impl::commit(Rep& s, int32_t index, int32_t final_length) {
     Copy& copy = index_[node].copies[g];
     if (copy.block == kNoBlock) {
       copy.block = mine;
+      copy.last_use = tick_;
       pools_[g].blocks[mine].node = node;
       pools_[g].shelf(mine).evictor.returned(s.key);
     } else if (!copy.loading) {
@@ -268,9 +271,7 @@ bool Cache::Impl::is_kept(const Rep& s, int group, int32_t index) const {
   const auto in_tail_of = [&](int32_t boundary) {
     return index < boundary && index >= boundary - pool.tail_blocks;
   };
-  // A state takes the room of many tokens' keys and values.
-  const int32_t apart = pool.sparse ? kSparseBoundaries : 1;
-  const int32_t every = std::max(1, options_.boundary_tokens / kBlockTokens) * apart;
+  const int32_t every = pool.boundary_blocks;
   return in_tail_of(s.prompt_blocks) || in_tail_of(s.branch_blocks) ||
          in_tail_of((index / every + 1) * every);
 }
@@ -325,7 +326,7 @@ void Cache::Impl::remember_tail(Rep& s) {
       const int32_t block = s.tables[g].blocks[b];
       const int32_t node = block == kNoBlock ? kNoNode : pools_[g].blocks[block].node;
       if (node == kNoNode) continue;
-      if (!std::exchange(touched, true)) touch(node, 0);
+      if (!std::exchange(touched, true)) touch(node, 0, s.length);
       index_[node].copies[g].keep = true;
       mark_dirty(node, g);
     }

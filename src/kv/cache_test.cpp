@@ -59,7 +59,7 @@ struct Rig {
 
 // A state is large: of a long prompt the blocks are taken that the next token sees, and those at boundaries.
 TEST(Cache, TakesFewBlocksOfALongPromptInASparseGroup) {
-  Rig rig({full(200), state(200)});
+  Rig rig({full(200), state(200, 2048)});
   TestStream s{rig.cache.make_sequence(), "", counting(0, 1000)};
   ASSERT_TRUE(rig.cache.reserve(s.sequence, 1000));
   EXPECT_EQ(rig.cache.available(0), 200 - 63);
@@ -71,6 +71,67 @@ TEST(Cache, TakesFewBlocksOfALongPromptInASparseGroup) {
   rig.cache.check_invariants();
   EXPECT_NE(s.sequence.table(1)[30], kNoBlock);
   EXPECT_NE(s.sequence.table(1)[31], kNoBlock);
+}
+
+// So many tokens apart, whatever windows are, and at the ends of prompts and answers: a prompt that leaves a
+// known one computes at most that many tokens again, one that goes on less than a block.
+TEST(Cache, StatesAreKeptAsFarApartAsTheirGroupSays) {
+  for (const int32_t apart : {16, 48, 256, 1024}) {
+    CacheOptions options;
+    options.boundary_tokens = 512;
+    Rig rig({full(400), state(200, apart)}, options);
+    TestStream turn = rig.attach(counting(0, 1205));
+    while (turn.sequence.length() < 1205) {  // a prompt in pieces
+      const int32_t step = std::min(123, 1205 - turn.sequence.length());
+      ASSERT_TRUE(rig.cache.reserve(turn.sequence, step));
+      test_compute(rig.store, rig.groups, turn, step);
+      rig.cache.advance(turn.sequence, std::span(turn.tokens).subspan(turn.sequence.length(), step));
+      rig.cache.check_invariants();
+    }
+    for (int32_t i = 0; i < 100; ++i) {  // an answer, token by token
+      turn.tokens.push_back(5000 + i);
+      ASSERT_TRUE(rig.run(turn));
+      ASSERT_LE(turn.sequence.held_blocks(1), 2);
+    }
+    std::vector<int32_t> next = turn.tokens;
+    turn.sequence.reset();
+    EXPECT_LE(rig.cache.stats().groups[1].cached, 1305 / apart + 2) << apart;
+    next.resize(1400, -1);
+    EXPECT_EQ(rig.hit(next), 1296) << apart;  // the answer's last whole block
+    EXPECT_GE(rig.hit(counting(0, 1205)), 1200) << apart;
+    for (int32_t leaves = 1; leaves < 1200; leaves += 37) {
+      std::vector<int32_t> branch = counting(0, leaves);
+      branch.resize(1400, -2);
+      const int32_t hit = rig.hit(branch);
+      ASSERT_LE(hit, leaves);
+      ASSERT_GE(hit, leaves / apart * apart) << apart << " leaves at " << leaves;
+    }
+  }
+}
+
+// A turn needs the state at the end of the turn before it, and none of those further back: these grow old,
+// and leave before another conversation's last one.
+TEST(Cache, StatesOfEarlierTurnsLeaveFirst) {
+  CacheOptions options;
+  options.eviction = Eviction::kLru;
+  options.ram_bytes = 6 * kTestBlockBytes;
+  Rig rig({full(1000), state(5, 4096)}, options);
+  std::vector<int32_t> talk, other = counting(50000, 48);
+  const auto turn = [&rig](std::vector<int32_t>& tokens, int32_t more) {
+    for (int32_t i = 0; i < more; ++i) tokens.push_back(static_cast<int32_t>(tokens.size()) + 7);
+    TestStream s = rig.attach(tokens);
+    ASSERT_TRUE(rig.run(s));
+  };
+  for (int i = 0; i < 6; ++i) turn(talk, 48);
+  turn(other, 0);
+  for (int i = 0; i < 6; ++i) turn(talk, 48);
+  talk.resize(talk.size() + 16, -1);
+  other.resize(other.size() + 16, -1);
+  EXPECT_EQ(rig.hit(talk), 12 * 48);
+  EXPECT_EQ(rig.hit(other), 48);
+  std::vector<int32_t> early(talk.begin(), talk.begin() + 48);
+  early.resize(100, -2);
+  EXPECT_EQ(rig.hit(early), 0) << "its state left";
 }
 
 TEST(Cache, WindowGroupKeepsItsWindowOnly) {

@@ -116,7 +116,7 @@ void Cache::Impl::put_ram(int32_t node, int group, Buffer bytes) {
   stats_.ram.bytes_written += bytes->size();
   ++ram_blocks_;
   index_[node].copies[group].ram = std::move(bytes);
-  ram_order_.set(item_of(node, group), {index_[node].last_use, 0});
+  ram_order_.set(item_of(node, group), {index_[node].copies[group].last_use, 0});
 }
 
 // Not while pinned. What is nowhere else and belongs on disk gets its chance to go there.
@@ -143,7 +143,7 @@ void Cache::Impl::pin_ram(int32_t node, int group) {
 void Cache::Impl::unpin_ram(int32_t node, int group) {
   Copy& copy = index_[node].copies[group];
   if (--copy.ram_pins > 0) return;
-  ram_order_.set(item_of(node, group), {index_[node].last_use, 0});
+  ram_order_.set(item_of(node, group), {index_[node].copies[group].last_use, 0});
   ram_unpinned_ += copy.ram->size();
 }
 
@@ -322,8 +322,8 @@ void Cache::Impl::open_disk() {
   });
   for (const DiskTier::Found& found : disk_->take_found()) {
     const int32_t node = add_node(found.key);
-    index_[node].last_use = ++tick_;
     index_[node].index = found.index;
+    index_[node].copies[found.group].last_use = ++tick_;
     index_[node].copies[found.group].disk_bytes = found.bytes;
     disk_order_.set(item_of(node, found.group), {tick_, 0});
     disk_used_ += found.bytes;
@@ -386,7 +386,7 @@ void Cache::Impl::finish_write(const DiskTier::Done& done) {
     stats_.disk.bytes_written += done.stored_bytes;
     // A prompt may have been attached meanwhile; a block that is being read has a file already, so it is not
     // this one.
-    disk_order_.set(done.item, {index_[id].last_use, 0});
+    disk_order_.set(done.item, {copy.last_use, 0});
   }
   index_.erase_if_unused(id);
 }
@@ -413,10 +413,10 @@ void Cache::Impl::finish_read(const DiskTier::Done& done) {
   copy.loading = false;
   if (done.ok) {
     store_.write(group, block, done.bytes->span());
-    if (copy.disk_bytes > 0) disk_order_.set(done.item, {index_[id].last_use, 0});
+    if (copy.disk_bytes > 0) disk_order_.set(done.item, {copy.last_use, 0});
     copy.keep = true;
     if (pool.blocks[block].refs == 0)
-      pool.shelf(block).evictor.add(block, index_[id].last_use, index_[id].uses);
+      pool.shelf(block).evictor.add(block, copy.last_use, index_[id].uses);
     return;
   }
   // Those who hold the block see that it has no node any longer: ready().

@@ -21,6 +21,7 @@ inline constexpr int32_t kNoNode = -1;
 struct Copy {
   int32_t block = kNoBlock;  // in the main pool
   uint64_t disk_bytes = 0;   // the file's size, 0: not on disk
+  uint64_t last_use = 0;     // a window's blocks further back than a hit needs are not used by it
   Buffer ram;
   int32_t ram_pins = 0;  // swapped sequences that need the RAM copy
   bool loading = false;  // block is being filled from disk: not readable yet
@@ -41,7 +42,7 @@ struct Node {
   bool used = false;  // this entry of the array is a node
   int32_t parent = kNoNode, first_child = kNoNode, next_sibling = kNoNode, previous_sibling = kNoNode;
   int32_t next_in_bucket = kNoNode;
-  uint64_t last_use = 0, uses = 0;
+  uint64_t uses = 0;
   std::array<Copy, kMaxKvGroups> copies;
 };
 

@@ -28,7 +28,10 @@ inline GroupOptions shelved(int32_t blocks, int32_t shelves) {
 }
 inline GroupOptions window(int32_t window, int32_t blocks) { return {window, blocks, kTestBlockBytes}; }
 
-inline GroupOptions state(int32_t blocks) { return {kBlockTokens + 1, blocks, kTestBlockBytes, true}; }
+// `apart`: tokens between the states that are kept.
+inline GroupOptions state(int32_t blocks, int32_t apart = 256) {
+  return {kBlockTokens + 1, blocks, kTestBlockBytes, true, 1, apart};
+}
 
 inline std::vector<int32_t> counting(int32_t from, int32_t count) {
   std::vector<int32_t> tokens(static_cast<size_t>(count));

@@ -102,6 +102,27 @@ ModelConfig read_config(const io::Checkpoint& checkpoint) {
   return config;
 }
 
+namespace {
+
+// Tokens between the states that the prefix cache keeps. All states of a place in a sequence are as large as
+// the keys and values of thousands of tokens, so they are kept so far apart that they take no more room than
+// these do. Nearer than kNearest would save less than a step, farther than kFarthest leave too much to
+// compute again where prompts branch.
+int32_t states_apart_of(const ExecutorSpec& spec) {
+  constexpr int64_t kNearest = 512, kFarthest = 8192, kWithoutKeys = 2048;
+  int64_t states = 0, keys = 0;
+  for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+    const auto bytes = static_cast<int64_t>(spec.kv_block_bytes(static_cast<int>(g)));
+    if (spec.kv_groups[g].state) states += bytes;
+    if (spec.kv_groups[g].window == 0) keys += bytes / kBlockTokens;
+  }
+  if (keys == 0) return kWithoutKeys;
+  const int64_t steps = (states / keys + kNearest - 1) / kNearest;
+  return static_cast<int32_t>(std::clamp(steps * kNearest, kNearest, kFarthest));
+}
+
+}  // namespace
+
 ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits& limits) {
   ExecutorSpec spec;
   spec.max_tokens = limits.max_tokens;
@@ -154,6 +175,7 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
     }
     if (config.state_beside) spec.beside.push_back(place(kStateWindow, true));
   }
+  const int32_t apart = limits.states_apart > 0 ? limits.states_apart : states_apart_of(spec);
   for (KvGroupSpec& group : spec.kv_groups) {
     // A window group holds its window, a partial block at either end, and the step being written.
     int64_t tokens = limits.max_context;
@@ -162,7 +184,10 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
                                  static_cast<int64_t>(group.window) + limits.max_tokens + 2 * kBlockTokens);
     }
     int64_t each = blocks_for(tokens);
-    if (group.state) each = std::min<int64_t>(each, state_blocks_of_step(limits.max_tokens));
+    if (group.state) {
+      group.states_apart = apart;
+      each = std::min<int64_t>(each, state_blocks_of_step(limits.max_tokens, apart));
+    }
     if (group.window == 0 && !group.state) {  // of a window everybody keeps all
       group.shelves = limits.context_ranks;
       each = int64_t{blocks_on_shelf(static_cast<int32_t>(each), 0, group.shelves)} * group.shelves;

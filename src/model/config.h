@@ -132,6 +132,7 @@ struct ExecutorLimits {
   int32_t adapter_rank = 0;   // ExecutorSpec's
   int32_t context_ranks = 1;  // that contexts are spread over: KvGroupSpec::shelves
   bool page_summaries = false;
+  int32_t states_apart = 0;  // KvGroupSpec's; 0: as few as to take no more than keys and values do
 };
 ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits& limits);
 

@@ -152,5 +152,36 @@ TEST(ExecutorSpec, WindowGroupsAreSizedByTheirWindow) {
   EXPECT_EQ(spec.layers[1].group, 1);
 }
 
+// So far apart that they take no more room than the keys and values of the same tokens, or as the option
+// says.
+TEST(ExecutorSpec, StatesAreKeptAsFarApartAsKeysAndValuesAllow) {
+  for (const char* name :
+       {"qwen3next", "kimi-linear", "granitehybrid", "falcon-h1", "nemotron-h", "lfm2", "mamba2"}) {
+    const ModelConfig config =
+        read_config(io::Checkpoint::open(fmt::format("tests/golden/models/{}/model.gguf", name)));
+    const ExecutorSpec spec = make_executor_spec(config, {});
+    int64_t states = 0, keys = 0;
+    int32_t apart = 0;
+    for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+      const auto bytes = static_cast<int64_t>(spec.kv_block_bytes(static_cast<int>(g)));
+      (spec.kv_groups[g].state ? states : keys) += bytes;
+      if (spec.kv_groups[g].state) apart = spec.kv_groups[g].states_apart;
+    }
+    EXPECT_GE(apart, 512) << name;
+    EXPECT_LE(apart, 8192) << name;
+    if (keys > 0 && apart < 8192) {
+      EXPECT_LE(states, apart * keys / kBlockTokens) << name;
+    }
+    if (keys > 0 && apart > 512) {
+      EXPECT_GT(states, (apart - 512) * keys / kBlockTokens) << name;
+    }
+    if (keys == 0) {
+      EXPECT_EQ(apart, 2048) << name;
+    }
+    for (const KvGroupSpec& group : make_executor_spec(config, {.states_apart = 48}).kv_groups)
+      EXPECT_EQ(group.states_apart, group.state ? 48 : 0) << name;
+  }
+}
+
 }  // namespace
 }  // namespace millrace
