@@ -108,8 +108,8 @@ TEST_P(Conversation, AfterARestartEachTurn) { EXPECT_GT(talk({.drafts = true, .r
 
 INSTANTIATE_TEST_SUITE_P(Models, Conversation,
                          testing::Values("qwen3next", "kimi-linear", "falcon-h1", "mamba2", "lfm2", "rwkv7"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& one) {
+                           std::string name = one.param;
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
