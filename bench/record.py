@@ -101,6 +101,19 @@ QWEN3_MOE = ModelFile("Qwen3-30B-A3B shape, Q4_K", "qwen3-30b-a3b-q4_k.gguf",
 GPU_BIG = ("--ctx", "16384")
 
 
+def smollm2_sets():
+    """The small real model in each type that people run on few cores: decode, prefill of 128 and 512."""
+    models = {"cpu-smollm2": SMOLLM2}
+    for kind in ("Q8_0", "F16", "Q4_K"):
+        models[f"cpu-smollm2-{kind.lower()}"] = ModelFile(
+            f"SmolLM2-135M, {kind}", f"SmolLM2-135M-Instruct.{kind}.gguf",
+            f"{{millrace}} quantize {{folder}}/{SMOLLM2.file} {{file}} --type {kind.lower()}")
+    commands = (Command((decode(), prefill("prefill of 512 tokens")), 512, 64),
+                Command((prefill("prefill of 128 tokens"),), 128, 8))
+    return {name: MeasuredSet(f"{model.title} on the CPU: decode, prefill of 128 and 512", "cpu", model, commands, 0.5)
+            for name, model in models.items()}
+
+
 def shape_sets():
     """Dense models of other sizes on a GPU, each in Q4_K and Q8_0."""
     sets = {}
@@ -117,8 +130,7 @@ def shape_sets():
 
 
 SETS = {
-    "cpu-smollm2": MeasuredSet("a small real model on the CPU: decode, prefill of 512", "cpu", SMOLLM2,
-                               (Command((decode(), prefill("prefill of 512 tokens")), 512, 64),), 0.5),
+    **smollm2_sets(),
     "cpu-gpt-oss": MeasuredSet(
         "gpt-oss-20b's shape on the CPU: decode, prefill of 512, decode at 32,000 tokens", "cpu", GPT_OSS,
         (Command((decode(), prefill("prefill of 512 tokens")), 512, 48),
@@ -448,7 +460,7 @@ def list_sets():
         lines += [f"{name}", f"    {measured.about}",
                   f"    needs {measured.model.file} under --models, {measured.gibibytes:g} GiB of memory"
                   + (", a GPU and a build with CUDA" if measured.device == "cuda" else "")]
-        making = measured.model.make.format(millrace="millrace", file=measured.model.file)
+        making = measured.model.make.format(millrace="millrace", file=measured.model.file, folder=".")
         lines.append(f"    made by: {making}")
     return "\n".join(lines)
 
@@ -496,7 +508,7 @@ def check_needs(options, measured, model):
     if options.llama_bench and not os.access(options.llama_bench, os.X_OK):
         raise MeasureError(f"{options.llama_bench}: found no program, expected llama.cpp's llama-bench")
     if not model.is_file():
-        making = measured.model.make.format(millrace=options.millrace, file=model)
+        making = measured.model.make.format(millrace=options.millrace, file=model, folder=model.parent)
         raise MeasureError(f"{model}: found no such file; make it with: {making}")
 
 

@@ -2,6 +2,7 @@
 """Every shape that people run, ours beside llama.cpp's, with the worst ratio first.
 
   bench/shapes.py --llama-bench ~/llama.cpp/build/bin/llama-bench       all sets of a GPU
+  bench/shapes.py --few-cores --llama-bench ..           what people run on two cores
   bench/shapes.py --sets cpu-llama-8b,gpu-qwen3-moe      these alone; without a peer: shares of the limit
   bench/shapes.py --dry-run                                             print the commands and write nothing
 
@@ -25,11 +26,14 @@ from records import ROOT, RecordError
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", metavar="NAME,..", help="sets of bench/record.py (all that need a GPU)")
+    parser.add_argument("--few-cores", action="store_true",
+                        help="the sets of a processor with few cores: SmolLM2 in four types and gpt-oss-20b's shape")
     parser.add_argument("--keep", action="store_true", help="model files that were made")
     parser.add_argument("--dry-run", action="store_true", help="print the commands; run and write nothing")
     options, rest = parser.parse_known_args(arguments)
     cuda = [name for name, one in SETS.items() if one.device == "cuda"]
-    options.sets = options.sets.split(",") if options.sets else cuda
+    few = [name for name in SETS if name.startswith("cpu-smollm2")] + ["cpu-gpt-oss-few-cores"]
+    options.sets = options.sets.split(",") if options.sets else few if options.few_cores else cuda
     for name in options.sets:
         if name not in SETS:
             parser.error(f"--sets: found '{name}', expected one of {', '.join(SETS)}")
@@ -41,7 +45,8 @@ def parse(arguments):
 def make_model(options, measured, path):
     if not os.access(options.millrace, os.X_OK):
         raise MeasureError(f"{options.millrace}: found no program to make {path.name} with; --millrace names one")
-    words = [word.format(millrace=options.millrace, file=path) for word in shlex.split(measured.model.make)]
+    words = [word.format(millrace=options.millrace, file=path, folder=path.parent)
+             for word in shlex.split(measured.model.make)]
     print(f"making {path.name}: {shlex.join(words)}", file=sys.stderr, flush=True)
     if subprocess.run(words, cwd=ROOT, check=False).returncode != 0:
         raise MeasureError(f"{shlex.join(words)}: failed")

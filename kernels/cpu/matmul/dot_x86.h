@@ -1,4 +1,4 @@
-// Integer sums of kRows unpacked rows of weights with a block of activations, a lane per row
+// Integer sums of kRows unpacked rows of weights with blocks of activations, a lane per row of weights
 // (formats_x86.h).
 //
 // vpdpbusd multiplies unsigned by signed bytes and adds four products to a lane: weights are unpacked
@@ -7,8 +7,9 @@
 // room for all eight registers of a run and codes of eight for one: those are multiplied by their magnitude,
 // and the activation takes the sign. Every sum is exact, so all of them have the same bits.
 //
-// Operations a run and row of activations: 9 with vpdpbusd; without, 17 for four bits, 19 for five, 33 for
-// eight.
+// Operations a run and row of activations: 9 with vpdpbusd; without, 18 for four bits, 20 for five, 32 for
+// eight. A sum is a chain of eight that takes five cycles each, more than a processor looks ahead: the rows
+// of activations take turns, register by register.
 #pragma once
 
 #include <immintrin.h>
@@ -29,35 +30,53 @@ inline V four_codes(const ActivationBlock& x, int j) {
   return dwords_of(four);
 }
 
+// -kOffset times the sum of the activations' codes, of at most 32 x 127 (a word of its own), in every lane.
+template <int kOffset>
+[[gnu::always_inline]] inline V offset_sum(const ActivationBlock& x) {
+  if constexpr (kOffset == 0) return zero();
+  return multiply_words(dwords_of(x.sum), dwords_of(static_cast<uint16_t>(-kOffset)));
+}
+
+// dots<kM>(codes, x, run, sum): sum[i] is that of a run with x[i], where codes(j) gives its register j.
 #if defined(MILLRACE_ROWS_DOT)
 
-// A run of kRows rows, ready for products with any number of rows of activations.
 template <int kMaxCode, int kOffset>
 struct RunOfCodes {
   static constexpr bool kSigned = false;  // how codes are unpacked for it
-  V u[8];
 
-  [[gnu::always_inline]] void prepare() {}
-  // Two chains: vpdpbusd takes five cycles.
-  [[gnu::always_inline]] V dot(const ActivationBlock& x) const {
-    V a = dwords_of(-kOffset * x.sum), b = zero();
-    unroll<4>([&](auto j) {
-      a = lane::dot(a, u[j], four_codes(x, j));
-      b = lane::dot(b, u[4 + j], four_codes(x, 4 + j));
+  template <int kM, class Codes>
+  [[gnu::always_inline]] static void dots(const Codes& codes, const ActivationBlock* const* x, int64_t run,
+                                          V* sum) {
+    // A row or two by themselves are two chains each.
+    constexpr int kChains = kM <= 2 ? 2 : 1;
+    V more[kM];
+    unroll<kM>([&](auto i) {
+      sum[i] = offset_sum<kOffset>(x[i][run]);
+      more[i] = zero();
     });
-    return add32(a, b);
+    unroll<8>([&](auto j) {
+      const V u = codes(j);
+      unroll<kM>([&](auto i) {
+        V& to = j % kChains == 0 ? sum[i] : more[i];
+        to = lane::dot(to, u, four_codes(x[i][run], j));
+      });
+    });
+    if constexpr (kChains == 2) unroll<kM>([&](auto i) { sum[i] = add32(sum[i], more[i]); });
   }
-  // With an integer scale per half; the sums of the halves' codes are taken on the way.
-  [[gnu::always_inline]] V dot_halves(const ActivationBlock& x, V first, V second) const {
-    V a = zero(), b = a, a_sum = a, b_sum = a;
-    unroll<4>([&](auto j) {
-      const V xa = four_codes(x, j), xb = four_codes(x, 4 + j);
-      a = lane::dot(a, u[j], xa);
-      b = lane::dot(b, u[4 + j], xb);
-      a_sum = lane::dot(a_sum, bytes_of(kOffset), xa);
-      b_sum = lane::dot(b_sum, bytes_of(kOffset), xb);
+  // With an integer scale per half; the sum of the first half's codes is taken on the way.
+  template <int kM, class Codes>
+  [[gnu::always_inline]] static void dots_of_halves(const Codes& codes, const ActivationBlock* const* x,
+                                                    int64_t run, V first, V second, V* sum) {
+    unroll<kM>([&](auto i) {
+      V a = zero(), b = offset_sum<kOffset>(x[i][run]), offset = a;
+      unroll<4>([&](auto j) {
+        const V four = four_codes(x[i][run], j);
+        a = lane::dot(a, codes(j), four);
+        b = lane::dot(b, codes(Index<4 + j>{}), four_codes(x[i][run], 4 + j));
+        offset = lane::dot(offset, bytes_of(kOffset), four);
+      });
+      sum[i] = add32(mul32(sub32(a, offset), first), mul32(add32(b, offset), second));
     });
-    return add32(mul32(sub32(a, a_sum), first), mul32(sub32(b, b_sum), second));
   }
 };
 
@@ -69,39 +88,52 @@ struct RunOfCodes {
   // Registers whose products fit 16 bits together.
   static constexpr int kFit = 32767 / (2 * 127 * kMaxCode), kTogether = kFit >= 8 ? 8 : kFit >= 4 ? 4 : 2;
   static_assert(kFit >= 2, "codes of so many bits take the other form");
-  V u[8];
 
-  [[gnu::always_inline]] void prepare() {}
-  template <int kFirst, int kCount>
-  [[gnu::always_inline]] V products(const ActivationBlock& x) const {
-    V words = multiply_pairs(u[kFirst], four_codes(x, kFirst));
-    unroll<kCount - 1>([&](auto i) {
-      constexpr int j = kFirst + 1 + i;
-      words = add16(words, multiply_pairs(u[j], four_codes(x, j)));
+  // Adds registers kFirst to kFirst + kCount - 1.
+  template <int kFirst, int kCount, int kM, class Codes>
+  [[gnu::always_inline]] static void add_products(const Codes& codes, const ActivationBlock* const* x,
+                                                  int64_t run, V* sum) {
+    V words[kM];
+    unroll<kCount>([&](auto at) {
+      constexpr int j = kFirst + at;
+      const V u = codes(Index<j>{});
+      unroll<kM>([&](auto i) {
+        const V products = multiply_pairs(u, four_codes(x[i][run], j));
+        words[i] = at == 0 ? products : add16(words[i], products);
+      });
     });
-    return sum_pairs(words);
-  }
-  [[gnu::always_inline]] V dot(const ActivationBlock& x) const {
-    V sum = dwords_of(-kOffset * x.sum);
-    unroll<8 / kTogether>([&](auto i) { sum = add32(sum, products<i * kTogether, kTogether>(x)); });
-    return sum;
-  }
-  // kOffset times the activations' codes, of registers kFirst to kFirst + 3.
-  template <int kFirst>
-  [[gnu::always_inline]] static V offsets(const ActivationBlock& x) {
-    static_assert(4 * 2 * 127 * kOffset <= 32767);
-    V words = multiply_pairs(bytes_of(kOffset), four_codes(x, kFirst));
-    unroll<3>([&](auto i) {
-      const V more = multiply_pairs(bytes_of(kOffset), four_codes(x, kFirst + 1 + i));
-      words = add16(words, more);
+    unroll<kM>([&](auto i) {
+      const V more = sum_pairs(words[i]);
+      sum[i] = kCount == 8 ? more : add32(sum[i], more);
     });
-    return sum_pairs(words);
   }
-  [[gnu::always_inline]] V dot_halves(const ActivationBlock& x, V first, V second) const {
-    static_assert(kTogether == 2, "written for Q6_K");
-    const V a = add32(products<0, 2>(x), products<2, 2>(x));
-    const V b = add32(products<4, 2>(x), products<6, 2>(x));
-    return add32(mul32(sub32(a, offsets<0>(x)), first), mul32(sub32(b, offsets<4>(x)), second));
+  template <int kM, class Codes>
+  [[gnu::always_inline]] static void dots(const Codes& codes, const ActivationBlock* const* x, int64_t run,
+                                          V* sum) {
+    if constexpr (kTogether < 8) unroll<kM>([&](auto i) { sum[i] = zero(); });
+    unroll<8 / kTogether>(
+        [&](auto part) { add_products<part * kTogether, kTogether, kM>(codes, x, run, sum); });
+    // Last, for AVX2 has no register to keep it in.
+    if constexpr (kOffset != 0)
+      unroll<kM>([&](auto i) { sum[i] = add32(sum[i], offset_sum<kOffset>(x[i][run])); });
+  }
+  template <int kM, class Codes>
+  [[gnu::always_inline]] static void dots_of_halves(const Codes& codes, const ActivationBlock* const* x,
+                                                    int64_t run, V first, V second, V* sum) {
+    static_assert(kTogether == 2 && 4 * 2 * 127 * kOffset <= 32767, "written for Q6_K");
+    unroll<kM>([&](auto i) {
+      const ActivationBlock* const row = x[i] + run;
+      V words = zero();
+      unroll<4>(
+          [&](auto j) { words = add16(words, multiply_pairs(bytes_of(kOffset), four_codes(*row, j))); });
+      const V offset = sum_pairs(words);
+      V a = sub32(zero(), offset), b = add32(offset_sum<kOffset>(*row), offset);
+      add_products<0, 2, 1>(codes, &row, 0, &a);
+      add_products<2, 2, 1>(codes, &row, 0, &a);
+      add_products<4, 2, 1>(codes, &row, 0, &b);
+      add_products<6, 2, 1>(codes, &row, 0, &b);
+      sum[i] = add32(mul32(a, first), mul32(b, second));
+    });
   }
 };
 
@@ -109,22 +141,18 @@ struct RunOfCodes {
 template <int kOffset>
 struct RunOfCodes<255, kOffset> {
   static constexpr bool kSigned = true;
-  V u[8];
-  Sign sign[8];
 
-  [[gnu::always_inline]] void prepare() {
+  template <int kM, class Codes>
+  [[gnu::always_inline]] static void dots(const Codes& codes, const ActivationBlock* const* x, int64_t run,
+                                          V* sum) {
     unroll<8>([&](auto j) {
-      sign[j] = sign_of(u[j]);
-      u[j] = magnitude(u[j]);
+      const V code = codes(j), size = magnitude(code);
+      const Sign sign = sign_of(code);
+      unroll<kM>([&](auto i) {
+        const V products = sum_pairs(multiply_pairs(size, with_sign(four_codes(x[i][run], j), sign)));
+        sum[i] = j == 0 ? products : add32(sum[i], products);
+      });
     });
-  }
-  [[gnu::always_inline]] V dot(const ActivationBlock& x) const {
-    V a = zero(), b = a;
-    unroll<4>([&](auto j) {
-      a = add32(a, sum_pairs(multiply_pairs(u[j], with_sign(four_codes(x, j), sign[j]))));
-      b = add32(b, sum_pairs(multiply_pairs(u[4 + j], with_sign(four_codes(x, 4 + j), sign[4 + j]))));
-    });
-    return add32(a, b);
   }
 };
 

@@ -103,6 +103,22 @@ inline void half_scales(const uint8_t* const* rows, int64_t at, int64_t first, i
   }
 }
 
+// Two f16 at the beginning of every block, taken as one dword.
+template <int kBlockBytes>
+inline void pairs_of_half_scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d,
+                                 float* m) {
+  alignas(64) uint32_t raw[kPackedRuns][kRows];
+  for (int64_t r = 0; r < kRows; ++r) {
+    const uint8_t* row = rows[r] + first * kBlockBytes;
+    for (int64_t b = 0; b < runs; ++b) __builtin_memcpy(&raw[b][r], row + b * kBlockBytes, 4);
+  }
+  for (int64_t b = 0; b < runs; ++b) {
+    const V both = load_bytes(raw[b]);
+    store_floats(d + kRows * b, floats_of_low_halves(both));
+    store_floats(m + kRows * b, floats_of_low_halves(shift_right32(both, 16)));
+  }
+}
+
 // Q4_Z: d and m = -z d, exact, for d has five bits and z seven.
 template <int kBlockBytes>
 inline void zero_point_scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
@@ -232,8 +248,7 @@ template <class Stored, int kMaxCode>
 struct WithMin : Plain<Stored, kMaxCode> {
   static constexpr bool kMin = true;
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
-    half_scales<sizeof(Stored)>(rows, 0, first, runs, d);
-    half_scales<sizeof(Stored)>(rows, 2, first, runs, m);
+    pairs_of_half_scales<sizeof(Stored)>(rows, first, runs, d, m);
   }
 };
 
@@ -254,9 +269,9 @@ struct FormatQ8_0 : Plain<q::BlockQ8_0, 255, 128> {
 };
 
 // Sixteen bytes of nibbles at kAt; elements 0-15 are the low ones.
-template <int kAt, int kOffset>
+template <class Rows, int kAt, int kOffset>
 struct NibbleBlock {
-  const uint8_t* const* rows;
+  Rows rows;
   int64_t at;
   [[gnu::always_inline]] void open_nibbles(V* u) {
     V t[4];
@@ -274,15 +289,21 @@ struct NibbleBlock {
 };
 
 struct FormatQ4_0 : Plain<q::BlockQ4_0, 15, 8> {
-  using Block = NibbleBlock<2, 8>;
+  template <class Rows>
+  using BlockOf = NibbleBlock<Rows, 2, 8>;
+  using Block = BlockOf<const uint8_t* const*>;
 };
 struct FormatQ4_1 : WithMin<q::BlockQ4_1, 15> {
-  using Block = NibbleBlock<4, 0>;
+  template <class Rows>
+  using BlockOf = NibbleBlock<Rows, 4, 0>;
+  using Block = BlockOf<const uint8_t* const*>;
 };
 
 struct FormatQ4_Z : Plain<q::BlockQ4_Z, 15> {
   static constexpr bool kMin = true;
-  using Block = NibbleBlock<2, 0>;
+  template <class Rows>
+  using BlockOf = NibbleBlock<Rows, 2, 0>;
+  using Block = BlockOf<const uint8_t* const*>;
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
     zero_point_scales<kBlockBytes>(rows, first, runs, d, m);
   }
@@ -295,7 +316,7 @@ struct FiveBitBlock {
   int64_t at;
   template <int, bool kSigned>
   [[gnu::always_inline]] void unpack(V* u) {
-    NibbleBlock<kAt + 4, 0>{rows, at}.open_nibbles(u);
+    NibbleBlock<const uint8_t* const*, kAt + 4, 0>{rows, at}.open_nibbles(u);
     alignas(64) uint32_t words[kRows];
     for (int r = 0; r < kRows; ++r) __builtin_memcpy(&words[r], rows[r] + at + kAt, 4);
     const V word = load_bytes(words);

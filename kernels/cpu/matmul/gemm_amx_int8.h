@@ -204,7 +204,8 @@ void amx_int8_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const
   const TileConfig config;
   compiler_fence();
   _tile_loadconfig(&config);
-  packed_matmul<Format>(w, first, num_rows, x, num_m, out, out_stride, multiply_blocks<PackedOf<Format>>);
+  packed_matmul<Format, PackedForTiles<Format>>(w, first, num_rows, x, num_m, out, out_stride,
+                                                multiply_blocks<PackedForTiles<Format>>);
   _tile_release();
 }
 
@@ -214,7 +215,8 @@ void amx_int8_tile_matmul(const MatrixView& w, int64_t first, int64_t num_rows, 
   const TileConfig config;
   compiler_fence();
   _tile_loadconfig(&config);
-  packed_matmul<Format>(w, first, num_rows, x, num_m, out, out_stride, multiply_tiles<PackedOf<Format>>);
+  packed_matmul<Format, PackedForTiles<Format>>(w, first, num_rows, x, num_m, out, out_stride,
+                                                multiply_tiles<PackedForTiles<Format>>);
   _tile_release();
 }
 

@@ -25,31 +25,25 @@
 namespace millrace::cpu::MILLRACE_TARGET::lane {
 namespace {
 
-// Sixteen rows over a chunk. Q6_K's codes times their integer scales have 13 bits: two digits of 6 and 7
-// bits, so that the sum is 64 * high + low.
-template <int kDigitCount, bool kWithMin, int kLargest, int kMore>
+// kRows rows over a chunk. Q6_K's codes times their integer scales have 13 bits: two digits of 6 and 7 bits,
+// so that the sum is 64 * high + low.
+template <int kDigitCount, bool kWithMin, int kLargest, int kMore, bool kSignedCodes>
 struct PackedGroup {
-  static constexpr int kDigits = kDigitCount, kMaxCode = kLargest, kOffset = kMore;
-  static constexpr bool kMin = kWithMin;
-  // Codes of eight bits are packed signed, which is 128 less than what vpdpbusd takes; tiles take them so
-  // too.
-  static constexpr bool kSigned = kMaxCode == 255;
+  static constexpr int kDigits = kDigitCount;
+  static constexpr bool kMin = kWithMin, kSigned = kSignedCodes;
+  using Run = RunOfCodes<kLargest, kMore>;  // of vectors
   alignas(64) int8_t codes[kPackedRuns][kDigits][8][4 * kRows];
   alignas(64) float d[kPackedRuns][kRows];
   alignas(64) float m[kMin ? kPackedRuns : 1][kRows];
 };
-#if defined(MILLRACE_ROWS_DOT)
+// For vectors: as a GEMV unpacks them, and digits as codes of eight bits are.
 template <class Format>
-using PackedOf = PackedGroup<Format::kHalves ? 2 : 1, Format::kMin, 255, 128>;
-#else
-// Few bits are the quicker ones (dot_x86.h).
+using PackedOf = PackedGroup<Format::kHalves ? 2 : 1, Format::kMin, Format::kHalves ? 255 : Format::kMaxCode,
+                             Format::kHalves ? 128 : Format::kOffset,
+                             (Format::kHalves ? RunOfCodes<255, 128>::kSigned : RunOf<Format>::kSigned)>;
+// For tiles, which take signed codes.
 template <class Format>
-constexpr bool kPacksUnsigned = Format::kMaxCode <= 64 && !Format::kHalves;
-template <class Format>
-using PackedOf =
-    PackedGroup<Format::kHalves ? 2 : 1, Format::kMin, kPacksUnsigned<Format> ? Format::kMaxCode : 255,
-                kPacksUnsigned<Format> ? Format::kOffset : 128>;
-#endif
+using PackedForTiles = PackedGroup<Format::kHalves ? 2 : 1, Format::kMin, 255, 128, true>;
 
 // Prefetches the next chunk of the rows, to the second-level cache, a few rows at every step: what lies
 // behind it in a row is prefetched with the next chunk.
@@ -92,42 +86,44 @@ struct PackedRows {
   *low = join(bit_and(pe, words_of(63)), bit_and(po, words_of(63)));
 }
 
-template <class Format, int kRun>
+template <class Format, class P, int kRun>
 [[gnu::always_inline]] inline void pack_run(typename Format::Block& block, const V* half_scales,
                                             int8_t (*to)[8][4 * kRows]) {
   V u[8];
-  block.template unpack<kRun, PackedOf<Format>::kSigned>(u);
+  block.template unpack<kRun, P::kSigned || Format::kHalves>(u);
   unroll<8>([&](auto j) {
     if constexpr (Format::kHalves) {
       V high, low;
       split_digits(u[j], Format::Block::template half_scale<kRun>(half_scales, j / 4), &high, &low);
-      store_bytes(to[0][j], high);
-      store_bytes(to[1][j], low);
+      const V offset = bytes_of(P::kSigned ? 0 : 128);
+      store_bytes(to[0][j], bit_xor(high, offset));
+      store_bytes(to[1][j], bit_xor(low, offset));
     } else {
       store_bytes(to[0][j], u[j]);
     }
   });
 }
 
-template <class Format>
-void pack_chunk(const RowPointers& rows, int64_t first, int64_t count, PackedOf<Format>& to) {
+template <class Format, class P>
+void pack_chunk(const RowPointers& rows, int64_t first, int64_t count, P& to) {
   Format::scales(rows.scales, first, count, to.d[0], to.m[0]);
   if constexpr (Format::kRuns == 1) {
     for (int64_t i = 0; i < count; ++i) {
       typename Format::Block block{rows.codes, (first + i) * Format::kBlockBytes};
-      pack_run<Format, 0>(block, nullptr, to.codes[i]);
+      pack_run<Format, P, 0>(block, nullptr, to.codes[i]);
     }
   } else {
     for (int64_t b = 0; b < count; b += 8) {
       typename Format::Block block{rows.codes, (first + b) / 8 * Format::kBlockBytes};
       V halves[4];
       if constexpr (Format::kHalves) block.load_half_scales(halves);
-      unroll<8>([&](auto i) { pack_run<Format, i>(block, halves, to.codes[b + i]); });
+      unroll<8>([&](auto i) { pack_run<Format, P, i>(block, halves, to.codes[b + i]); });
     }
   }
 }
 
-// kM rows of activations by sixteen packed rows over `runs` runs, added to sums [kM][16] (or beginning them).
+// kM rows of activations by kRows packed rows over `runs` runs, added to sums [kM][kRows] (or beginning
+// them).
 template <class P, int kM>
 void vector_runs(const P& w, int64_t first, int64_t runs, const Panel& panel, int64_t m0,
                  float (*sums)[kRows]) {
@@ -138,27 +134,17 @@ void vector_runs(const P& w, int64_t first, int64_t runs, const Panel& panel, in
     acc[i] = first == 0 ? zero_floats() : load_floats(sums[i]);
   });
   for (int64_t b = 0; b < runs; ++b) {
-    using Run = RunOfCodes<P::kMaxCode, P::kOffset>;
-    Run codes[P::kDigits];
-    unroll<P::kDigits>([&](auto digit) {
-      unroll<8>([&](auto j) {
-        const V packed = load_bytes(w.codes[b][digit][j]);
-        codes[digit].u[j] = P::kSigned && !Run::kSigned ? bit_xor(packed, bytes_of(128)) : packed;
-      });
-      codes[digit].prepare();
-    });
-    const F scale = load_floats(w.d[b]);
-    unroll<kM>([&](auto i) {
-      const ActivationBlock& block = x[i][b];
-      V isum = codes[0].dot(block);
-      if constexpr (P::kDigits == 2) {
-        isum = add32(shift_left32(isum, 6), codes[P::kDigits - 1].dot(block));
-      }
-      acc[i] = fma(to_floats(isum), multiply(scale, all(block.scale)), acc[i]);
-      if constexpr (P::kMin) {
-        acc[i] = fma(load_floats(w.m[b]), all(block.scale * static_cast<float>(block.sum)), acc[i]);
-      }
-    });
+    V sum[kM];
+    P::Run::template dots<kM>(
+        [&](auto j) __attribute__((always_inline)) { return load_bytes(w.codes[b][0][j]); }, x, b, sum);
+    if constexpr (P::kDigits == 2) {
+      V low[kM];
+      P::Run::template dots<kM>(
+          [&](auto j) __attribute__((always_inline)) { return load_bytes(w.codes[b][P::kDigits - 1][j]); }, x,
+          b, low);
+      unroll<kM>([&](auto i) { sum[i] = add32(shift_left32(sum[i], 6), low[i]); });
+    }
+    add_scaled<P::kMin, kM>(sum, w.d[b], w.m[P::kMin ? b : 0], x, b, acc);
   }
   unroll<kM>([&](auto i) { store_floats(sums[i], acc[i]); });
 }
@@ -187,10 +173,10 @@ using MultiplyFn = void (*)(PackedRows<P>& w, int64_t first, int64_t runs, const
                             ChunkPrefetch& ahead);
 
 // Up to 64 rows of weights by up to kPassRows rows of activations.
-template <class Format>
+template <class Format, class P>
 void packed_pass(const MatrixView& w, int64_t row, int64_t num_rows, int64_t rows_after, bool first_pass,
-                 const Panel& x, int64_t num_m, float* out, int64_t out_stride,
-                 PackedRows<PackedOf<Format>>& packed, MultiplyFn<PackedOf<Format>> multiply) {
+                 const Panel& x, int64_t num_m, float* out, int64_t out_stride, PackedRows<P>& packed,
+                 MultiplyFn<P> multiply) {
   const int64_t runs = w.cols / kQuantBlock, steps = (num_m + 15) / 16;
   constexpr int64_t kChunkRowBytes = kPackedRuns / Format::kRuns * Format::kBlockBytes;
   RowPointers rows[kGroups];
@@ -215,10 +201,10 @@ void packed_pass(const MatrixView& w, int64_t row, int64_t num_rows, int64_t row
   }
 }
 
-template <class Format>
+template <class Format, class P>
 void packed_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
-                   float* out, int64_t out_stride, MultiplyFn<PackedOf<Format>> multiply) {
-  PackedRows<PackedOf<Format>> packed;
+                   float* out, int64_t out_stride, MultiplyFn<P> multiply) {
+  PackedRows<P> packed;
   for (int64_t m = 0; m < num_m; m += kPassRows) {
     Panel part = x;
     if (x.index != nullptr) {
@@ -241,8 +227,8 @@ void quantized_matmul(const MatrixView& w, int64_t first, int64_t num_rows, cons
   if (num_m <= kMaxGemvRows) {
     gemv<Format>(w, first, num_rows, x, num_m, out, out_stride);
   } else {
-    packed_matmul<Format>(w, first, num_rows, x, num_m, out, out_stride,
-                          multiply_by_vectors<PackedOf<Format>>);
+    packed_matmul<Format, PackedOf<Format>>(w, first, num_rows, x, num_m, out, out_stride,
+                                            multiply_by_vectors<PackedOf<Format>>);
   }
 }
 

@@ -102,29 +102,36 @@ template <class Format>
   }
 }
 
-// One run: acc[m] = fma(isum, d * d_x, acc[m]), and fma(min, d_x * sum, acc[m]).
+// acc[i] = fma(sum[i], d * d_x, acc[i]), and fma(min, d_x * (sum of the activations' codes), acc[i]).
+template <bool kMin, int kM>
+[[gnu::always_inline]] inline void add_scaled(const V* sum, const float* d, const float* m,
+                                              const ActivationBlock* const* x, int64_t run, F* acc) {
+  const F scale = load_floats(d);
+  unroll<kM>([&](auto i) {
+    acc[i] = fma(to_floats(sum[i]), multiply(scale, all(x[i][run].scale)), acc[i]);
+    if constexpr (kMin) {
+      acc[i] =
+          fma(load_floats(m), multiply(all(x[i][run].scale), to_floats(dwords_of(x[i][run].sum))), acc[i]);
+    }
+  });
+}
+
+// One run of the weights by kM rows of activations.
 template <class Format, int kRun, int kM, class Block>
 [[gnu::always_inline]] inline void multiply_run(Block& block, const V* half_scales, const float* d,
                                                 const float* m, const ActivationBlock* const* x, int64_t run,
                                                 F* acc) {
-  RunOf<Format> codes;
-  block.template unpack<kRun, RunOf<Format>::kSigned>(codes.u);
-  codes.prepare();
-  const F scale = load_floats(d);
-  unroll<kM>([&](auto i) {
-    const ActivationBlock& b = x[i][run];
-    V isum;
-    if constexpr (Format::kHalves) {
-      isum = codes.dot_halves(b, Format::Block::template half_scale<kRun>(half_scales, 0),
-                              Format::Block::template half_scale<kRun>(half_scales, 1));
-    } else {
-      isum = codes.dot(b);
-    }
-    acc[i] = fma(to_floats(isum), multiply(scale, all(b.scale)), acc[i]);
-    if constexpr (Format::kMin) {
-      acc[i] = fma(load_floats(m), all(b.scale * static_cast<float>(b.sum)), acc[i]);
-    }
-  });
+  V u[8], sum[kM];
+  block.template unpack<kRun, RunOf<Format>::kSigned>(u);
+  const auto codes = [&](auto j) __attribute__((always_inline)) { return u[j]; };
+  if constexpr (Format::kHalves) {
+    RunOf<Format>::template dots_of_halves<kM>(codes, x, run,
+                                               Format::Block::template half_scale<kRun>(half_scales, 0),
+                                               Format::Block::template half_scale<kRun>(half_scales, 1), sum);
+  } else {
+    RunOf<Format>::template dots<kM>(codes, x, run, sum);
+  }
+  add_scaled<Format::kMin, kM>(sum, d, m, x, run, acc);
 }
 
 // Formats whose blocks are unpacked from rows that are evenly apart.

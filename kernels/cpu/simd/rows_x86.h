@@ -58,7 +58,8 @@ inline V add_bit4(V u, V bytes, V bits) {
   return _mm512_mask_add_epi8(u, _mm512_test_epi8_mask(bytes, bits), u, bytes_of(16));
 }
 inline V multiply_pairs(V not_negative, V x) { return _mm512_maddubs_epi16(not_negative, x); }
-inline V sum_pairs(V words) { return _mm512_madd_epi16(words, words_of(1)); }
+inline V multiply_words(V a, V b) { return _mm512_madd_epi16(a, b); }  // and add two to a dword
+inline V sum_pairs(V words) { return multiply_words(words, words_of(1)); }
 #if defined(MILLRACE_HAS_AVX512_VNNI)
 #define MILLRACE_ROWS_DOT
 inline V dot(V to, V not_negative, V x) { return _mm512_dpbusd_epi32(to, not_negative, x); }
@@ -130,7 +131,8 @@ inline V add_bit4(V u, V bytes, V bits) {
   return or_and(u, _mm256_cmpeq_epi8(bit_and(bytes, bits), bits), bytes_of(16));
 }
 inline V multiply_pairs(V not_negative, V x) { return _mm256_maddubs_epi16(not_negative, x); }
-inline V sum_pairs(V words) { return _mm256_madd_epi16(words, words_of(1)); }
+inline V multiply_words(V a, V b) { return _mm256_madd_epi16(a, b); }  // and add two to a dword
+inline V sum_pairs(V words) { return multiply_words(words, words_of(1)); }
 #if defined(MILLRACE_HAS_AVX_VNNI)
 #define MILLRACE_ROWS_DOT
 inline V dot(V to, V not_negative, V x) { return _mm256_dpbusd_avx_epi32(to, not_negative, x); }
