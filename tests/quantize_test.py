@@ -163,6 +163,18 @@ class Quantize(QuantizeCase):
         (self.path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
         return self.path
 
+    def test_a_bias_that_the_architecture_has_no_place_for(self):
+        name = "model.layers.1.mlp.shared_experts.down_proj.bias"
+
+        def add(header, body):
+            at = len(body)
+            body += bytes(192)
+            return header | {name: {"dtype": "F32", "shape": [48], "data_offsets": [at, at + 192]}}
+
+        model = self.rewritten(GOLDEN / "deepseek-v2/hf", add)
+        self.bad("quantize", model, self.path / "out.gguf", "--type", "q8_0", says=[name, "found a bias", "deepseek2"])
+        self.bad("logits", model, "--tokens", "1,2", "--out", self.path / "logits.npy", says=[name])
+
     def test_nvfp4_as_modelopt_names_it(self):
         def rename(header, body):
             out = {}
