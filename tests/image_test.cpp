@@ -66,6 +66,28 @@ TEST(Image, FilesAreReadAsPillowReadsThem) {
   EXPECT_TRUE(std::equal(alpha.at(0, 0), alpha.at(0, 0) + 3, mill.at(0, 0)));
 }
 
+std::string from_hex(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i + 1 < text.size(); i += 2)
+    out += static_cast<char>(std::stoi(std::string(text.substr(i, 2)), nullptr, 16));
+  return out;
+}
+
+// What two samples of 16 bits, or a gamma chunk, would become if they were taken for light.
+TEST(Image, SamplesAreTakenAsTheyAre) {
+  if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
+  // 2 x 1 pixels: of 16 bits (0x1234 0x5678 0x9abc, 0xdef0 0x0f1e 0x2d3c), and of 8 with gAMA 1.0.
+  const std::string wide = from_hex(
+      "89504e470d0a1a0a0000000d49484452000000020000000110020000002bd0349e000000154944415478da63103209ab"
+      "98b5e7de077e395d1b001fb904cfd46848600000000049454e44ae426082");
+  const std::string light = from_hex(
+      "89504e470d0a1a0a0000000d49484452000000020000000108020000007b40e8dd0000000467414d41000186a031e896"
+      "5f0000000f4944415478da63100a9b758f5f1700076e021d907ec7c80000000049454e44ae426082");
+  const std::vector<uint8_t> expected = {0x12, 0x56, 0x9a, 0xde, 0x0f, 0x2d};
+  EXPECT_EQ(image::decode(wide).rgb, expected);
+  EXPECT_EQ(image::decode(light).rgb, expected);
+}
+
 std::string refusal_of(std::string bytes) {
   try {
     image::decode(bytes);
@@ -82,6 +104,7 @@ TEST(Image, BadFilesAreRefusedInOneLine) {
   for (const char* name : {"mill.png", "photo.jpg"}) {
     const std::string whole = *file(name);
     EXPECT_NE(refusal_of(whole.substr(0, 30)).find("damaged"), std::string::npos);
+    EXPECT_NE(refusal_of(whole.substr(0, whole.size() / 2)).find("damaged"), std::string::npos);
     std::string huge = whole;  // what it says of its size is looked at first
     const size_t at = name == std::string("mill.png") ? 16 : huge.find("\xff\xc0") + 5;
     huge[at] = huge[at + 1] = '\x7f';

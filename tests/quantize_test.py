@@ -150,6 +150,48 @@ class Quantize(QuantizeCase):
         (self.path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
         self.assertEqual(self.logits(self.path), self.logits(source))
 
+    def rewritten(self, source, change):
+        """A copy of a directory whose tensors `change` has had: their descriptions by name, and all their bytes."""
+        for file in source.iterdir():
+            (self.path / file.name).write_bytes(file.read_bytes())
+        data = (source / "model.safetensors").read_bytes()
+        start = 8 + struct.unpack("<Q", data[:8])[0]
+        header = {k: v for k, v in json.loads(data[8:start]).items() if k != "__metadata__"}
+        body = bytearray(data[start:])
+        header = change(header, body)
+        text = json.dumps(header).encode()
+        (self.path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
+        return self.path
+
+    def test_a_bias_that_the_architecture_has_no_place_for(self):
+        name = "model.layers.1.mlp.shared_experts.down_proj.bias"
+
+        def add(header, body):
+            at = len(body)
+            body += bytes(192)
+            return header | {name: {"dtype": "F32", "shape": [48], "data_offsets": [at, at + 192]}}
+
+        model = self.rewritten(GOLDEN / "deepseek-v2/hf", add)
+        self.bad("quantize", model, self.path / "out.gguf", "--type", "q8_0", says=[name, "found a bias", "deepseek2"])
+        self.bad("logits", model, "--tokens", "1,2", "--out", self.path / "logits.npy", says=[name])
+
+    def test_nvfp4_as_modelopt_names_it(self):
+        def rename(header, body):
+            out = {}
+            for name, tensor in header.items():
+                if name.endswith(".weight_global_scale"):  # divides there, multiplies here
+                    begin, end = tensor["data_offsets"]
+                    body[begin:end] = struct.pack("<f", 1 / struct.unpack("<f", body[begin:end])[0])
+                    name = name.replace("weight_global_scale", "weight_scale_2")
+                elif "gate_proj.weight_packed" in name:
+                    name = name.replace("weight_packed", "weight")
+                out[name] = tensor
+            return out
+
+        source = GOLDEN / "compressed/hf"
+        expected, found = self.logits(source), self.logits(self.rewritten(source, rename))
+        self.assertLess(max(abs(a - b) for a, b in zip(expected, found, strict=True)), 1e-5 * max(map(abs, expected)))
+
     def test_quantizing_in_place_and_twice_changes_nothing_more(self):
         model = self.synth("tiny-llama", "--type", "f32")
         self.good("quantize", model, model, "--type", "q8_0")

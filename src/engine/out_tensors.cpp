@@ -80,6 +80,7 @@ std::vector<OutTensor> list_tensors(const io::Checkpoint& checkpoint,
     return out;
   }
   const ModelConfig written = as_written(*config);
+  refuse_unread_biases(checkpoint, written);
   WeightSource source(checkpoint, written, /*gather=*/false);
   visit_weights(source, written,
                 [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {

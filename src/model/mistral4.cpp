@@ -21,7 +21,15 @@ class Mistral4 final : public LatentDecoder {
       "mscale": 1.0, "llama_4_scaling_beta": 0.1}})";
   }
   std::vector<SyntheticPreset> presets() const override {
-    return {{"tiny-mistral4", R"({"model_type": "mistral4", "num_hidden_layers": 2, "n_routed_experts": 6,
+    return {
+        {"mistral-small-4", R"({"model_type": "mistral4", "num_hidden_layers": 36, "n_routed_experts": 128,
+      "num_experts_per_tok": 4, "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 2048,
+      "num_attention_heads": 32, "kv_lora_rank": 256, "q_lora_rank": 1024, "qk_nope_head_dim": 64,
+      "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 131072, "max_position_embeddings": 1048576,
+      "tie_word_embeddings": false, "rope_parameters": {"type": "yarn", "rope_theta": 10000.0, "factor": 128.0,
+      "original_max_position_embeddings": 8192, "mscale_all_dim": 1.0, "mscale": 1.0,
+      "llama_4_scaling_beta": 0.1}})"},
+        {"tiny-mistral4", R"({"model_type": "mistral4", "num_hidden_layers": 2, "n_routed_experts": 6,
       "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64,
       "num_attention_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 64, "qk_nope_head_dim": 32,
       "qk_rope_head_dim": 32, "v_head_dim": 32, "vocab_size": 640, "max_position_embeddings": 2048,

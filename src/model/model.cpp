@@ -92,6 +92,21 @@ void run_model(Executor& executor, const Architecture& architecture, const Model
 
 }  // namespace
 
+void refuse_unread_biases(const io::Checkpoint& checkpoint, const ModelConfig& config) {
+  constexpr std::string_view kBias = ".bias";
+  WeightSource source(checkpoint, config, /*gather=*/false);
+  for (int l = -1; l < config.layers; ++l) {
+    const std::set<std::string> names = source.all_names(l);
+    for (const std::string& name : names) {
+      if (!name.ends_with(".weight")) continue;
+      const std::string bias = name.substr(0, name.size() - 7) + std::string(kBias);
+      if (names.contains(bias) || checkpoint.find_tensor(bias) == nullptr) continue;
+      throw_error(ErrorCode::kUnsupported, "{}: tensor {}: found a bias, expected none for architecture {}",
+                  checkpoint.path(), bias, config.architecture);
+    }
+  }
+}
+
 OpFeatures needed_features(const io::Checkpoint& checkpoint, const ModelConfig& config) {
   WeightSource source(checkpoint, config, /*gather=*/false);
   ModelWeights named;
@@ -108,6 +123,7 @@ namespace {
 // Refuses, before anything is loaded, a model with operations that the device does not do.
 void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                     const OpFeatures& besides) {
+  refuse_unread_biases(checkpoint, config);
   const OpFeatures missing = (needed_features(checkpoint, config) | besides) & backend.lacks();
   if (missing.any()) {
     throw_error(ErrorCode::kUnsupported, "{}: {} needs what {} does not do yet: {}; use --device cpu",

@@ -112,6 +112,10 @@ struct WeightSizes {
 WeightSizes weight_sizes(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                          const TypeChoice& quantize = {});
 
+// A bias beside a weight that is read, where the architecture has no place for one: its logits would be wrong
+// without a word.
+void refuse_unread_biases(const io::Checkpoint& checkpoint, const ModelConfig& config);
+
 // Every weight the model uses under its GGUF name, whatever the checkpoint calls it, with what the
 // architecture says of it, in one order for all files.
 using WeightVisitor =

@@ -50,7 +50,10 @@ class Qwen2 final : public Architecture {
   }
 
   std::vector<SyntheticPreset> presets() const override {
-    return {{"tiny-qwen2", R"({"model_type": "qwen2", "num_hidden_layers": 2, "hidden_size": 64,
+    return {{"qwen2.5-7b", R"({"model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584,
+      "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
+      "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "tie_word_embeddings": false})"},
+            {"tiny-qwen2", R"({"model_type": "qwen2", "num_hidden_layers": 2, "hidden_size": 64,
       "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 640,
       "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "tie_word_embeddings": true})"}};
   }

@@ -50,7 +50,15 @@ class Qwen3 final : public Architecture {
   }
 
   std::vector<SyntheticPreset> presets() const override {
-    return {{"tiny-qwen3", R"({"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64,
+    return {{"qwen3-0.6b", R"({"model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024,
+      "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+      "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
+      "tie_word_embeddings": true})"},
+            {"qwen3-8b", R"({"model_type": "qwen3", "num_hidden_layers": 36, "hidden_size": 4096,
+      "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+      "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
+      "tie_word_embeddings": false})"},
+            {"tiny-qwen3", R"({"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64,
       "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
       "vocab_size": 640, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
       "tie_word_embeddings": false})"}};

@@ -126,7 +126,11 @@ class Qwen3Vl : public Architecture {
   }
 
   std::vector<SyntheticPreset> presets() const override {
-    return {{"tiny-qwen3vl", R"({"model_type": "qwen3_vl_text", "num_hidden_layers": 2, "hidden_size": 64,
+    return {{"qwen3-vl-8b", R"({"model_type": "qwen3_vl_text", "num_hidden_layers": 36, "hidden_size": 4096,
+      "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+      "vocab_size": 151936, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "rope_theta": 5000000,
+      "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20]}, "tie_word_embeddings": false})"},
+            {"tiny-qwen3vl", R"({"model_type": "qwen3_vl_text", "num_hidden_layers": 2, "hidden_size": 64,
       "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
       "vocab_size": 640, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 5000000,
       "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5]}, "tie_word_embeddings": false})"}};

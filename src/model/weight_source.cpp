@@ -34,6 +34,8 @@ std::string fused_gate_up_name(int layer, std::string_view role) {
   return {};
 }
 
+std::set<std::string> set_of(const std::vector<std::string>& names) { return {names.begin(), names.end()}; }
+
 }  // namespace
 
 WeightSource::WeightSource(const io::Checkpoint& checkpoint, const ModelConfig& config, bool gather,
@@ -681,6 +683,24 @@ bool WeightSource::has(int layer, std::string_view role) {
   const std::vector<std::string> names = names_of(layer, *spec);
   return std::any_of(names.begin(), names.end(),
                      [&](const std::string& name) { return has_weight(checkpoint_, name); });
+}
+
+std::set<std::string> WeightSource::all_names(int layer) {
+  std::set<std::string> out;
+  for (const WeightSpec& spec : specs(layer)) {
+    out.merge(set_of(names_of(layer, spec)));
+    WeightSpec whole = spec;
+    whole.gguf = {};
+    const auto add = [&](std::string_view gguf, std::string_view hf) {
+      whole.role = gguf;
+      whole.hf = hf;
+      if (!(checkpoint_.gguf ? gguf : hf).empty()) out.merge(set_of(names_of(layer, whole)));
+    };
+    if (spec.part_of) add(spec.part_of->gguf, spec.part_of->hf);
+    if (spec.heads_of) add(spec.heads_of->gguf, spec.heads_of->hf);
+    if (checkpoint_.gguf && spec.experts) out.insert(fused_gate_up_name(layer, spec.role));
+  }
+  return out;
 }
 
 TensorView WeightSource::require(int layer, std::string_view role, std::vector<int64_t> shape) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -47,6 +48,9 @@ class WeightSource {
   std::optional<TensorView> find(int layer, std::string_view role, std::vector<int64_t> shape);
   // Whether the checkpoint stores it, in whatever form; nothing is gathered. Not for experts.
   bool has(int layer, std::string_view role);
+
+  // Every name that a weight of the layer may have in this checkpoint, or what it is a part of.
+  std::set<std::string> all_names(int layer);
 
   // How many packed weights, of those found so far, were unpacked from each scheme into each type.
   using Unpacked = std::map<std::pair<std::string, DType>, int64_t>;

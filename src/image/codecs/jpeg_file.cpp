@@ -3,6 +3,8 @@
 #include <cstdio>
 // libjpeg's header needs FILE and size_t to be there.
 #include <jpeglib.h>
+// And this one wants the first.
+#include <jerror.h>
 
 #include <array>
 #include <string>
@@ -36,7 +38,9 @@ class Decoder {
   bool read_header(std::string_view file) {
     info_.err = jpeg_std_error(&failure_.manager);
     failure_.manager.error_exit = leave;
-    failure_.manager.output_message = [](j_common_ptr) {};  // warnings: of files that end too soon
+    failure_.manager.emit_message = [](j_common_ptr info, int level) {  // of warnings one counts
+      if (level < 0 && info->err->msg_code == JWRN_JPEG_EOF) leave(info);
+    };
     if (setjmp(failure_.leave) != 0) return false;
     jpeg_create_decompress(&info_);
     jpeg_mem_src(&info_, reinterpret_cast<const unsigned char*>(file.data()), file.size());
