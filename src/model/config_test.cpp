@@ -77,7 +77,14 @@ TEST(Config, MissingAndOddSizes) {
   expect_error("llama2", [](auto& c) { c["hidden_size"] = -64; }, {"hidden_size", "-64"});
   expect_error("llama2", [](auto& c) { c["num_key_value_heads"] = 3; }, {"multiple of 3"});
   expect_error("llama2", [](auto& c) { c["rms_norm_eps"] = 0; }, {"epsilon"});
-  expect_error("llama2", [](auto& c) { c["hidden_act"] = "gelu"; }, {"hidden_act", "gelu", "silu"});
+  for (const char* model : {"llama2", "granitehybrid", "granitehybrid-moe", "mamba2", "deepseek-v3"}) {
+    expect_error(model, [](auto& c) { c["hidden_act"] = "gelu"; }, {"hidden_act", "gelu", "silu"});
+  }
+}
+
+TEST(Config, PartsOfRotatedHeads) {
+  expect_error("glm4-moe-lite", [](auto& c) { c["partial_rotary_factor"] = 0.25; },
+               {"partial_rotary_factor", "all of qk_rope_head_dim"});
 }
 
 TEST(Config, LayersThatAreNotThere) {

@@ -34,11 +34,14 @@ void read_decoder(const ConfigReader& reader, ModelConfig& config) {
   config.norm_eps =
       static_cast<float>(reader.real_or("attention.layer_norm_rms_epsilon", "rms_norm_eps", 1e-5));
   if (!(config.norm_eps > 0)) reader.fail("rms norm epsilon", fmt::format("{}", config.norm_eps), "above 0");
-  if (!reader.is_gguf() && config.ffn_activation == Activation::kSilu) {
-    const auto activation = reader.hf().find("hidden_act");
-    if (activation != reader.hf().end() && *activation != "silu" && *activation != "swish") {
-      reader.fail("config.json: hidden_act", activation->dump(), "\"silu\"");
-    }
+  if (config.ffn_activation == Activation::kSilu) expect_silu(reader);
+}
+
+void expect_silu(const ConfigReader& reader) {
+  if (reader.is_gguf()) return;
+  const auto activation = reader.hf().find("hidden_act");
+  if (activation != reader.hf().end() && *activation != "silu" && *activation != "swish") {
+    reader.fail("config.json: hidden_act", activation->dump(), "\"silu\"");
   }
 }
 

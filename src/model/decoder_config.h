@@ -14,6 +14,8 @@ void read_sizes(const ConfigReader& reader, ModelConfig& config);
 // These and RMSNorm. A config.json must say hidden_act "silu" unless config.ffn_activation is another
 // already.
 void read_decoder(const ConfigReader& reader, ModelConfig& config);
+// Refuses a config.json with another hidden_act.
+void expect_silu(const ConfigReader& reader);
 
 // Which layers have a sliding window where the file names none: an architecture's own rule.
 using SlidingRule = std::function<bool(int32_t layer)>;

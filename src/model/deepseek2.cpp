@@ -5,6 +5,7 @@
 #include "io/hf_directory.h"
 #include "model/config_reader.h"
 #include "model/latent_decoder.h"
+#include "model/rope.h"
 
 namespace millrace {
 namespace {
@@ -79,6 +80,13 @@ class DeepSeek2 final : public LatentDecoder {
 
  protected:
   HfChoice hf_choice(const ConfigReader& reader) const override {
+    if (reader.hf().value("model_type", "") == "glm4_moe_lite") {
+      const int32_t dims = reader.integer("", "qk_rope_head_dim", 2, 1 << 17);
+      if (const int32_t rotated = hf_rotary_dims(reader, dims); rotated != dims) {
+        reader.fail("config.json: partial_rotary_factor", fmt::format("{} of {} dimensions", rotated, dims),
+                    "all of qk_rope_head_dim");
+      }
+    }
     if (reader.hf().value("model_type", "") != "deepseek_v2") return {};
     const std::string method = reader.hf().value("topk_method", "greedy");
     if (method != "greedy" && method != "group_limited_greedy") {

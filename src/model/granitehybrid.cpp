@@ -39,6 +39,7 @@ class GraniteHybrid final : public Architecture {
 
   void read_config(const ConfigReader& reader, ModelConfig& config) const override {
     read_sizes_of(reader, config);
+    expect_silu(reader);
     config.experts = reader.integer_or("expert_count", "num_local_experts", 0, 4096, 0);
     if (config.experts == 0) {
       config.ffn = reader.integer("feed_forward_length", "shared_intermediate_size", 1, 1 << 20);

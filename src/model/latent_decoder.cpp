@@ -39,11 +39,8 @@ void read_latent(const ConfigReader& reader, ModelConfig& config) {
   } else {
     s.nope = reader.integer("", "qk_nope_head_dim", 1, kMost);
     s.value = reader.integer("", "v_head_dim", 1, kMost);
-    const auto activation = reader.hf().find("hidden_act");
-    if (activation != reader.hf().end() && *activation != "silu" && *activation != "swish") {
-      reader.fail("config.json: hidden_act", activation->dump(), "\"silu\"");
-    }
   }
+  expect_silu(reader);
   config.head_dim = s.rope + s.rank;
   config.kv_heads = 1;
   config.layer_windows.assign(config.layers, 0);

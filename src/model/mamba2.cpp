@@ -45,11 +45,7 @@ class Mamba2 final : public Architecture {
     config.norm_eps =
         static_cast<float>(reader.real_or("attention.layer_norm_rms_epsilon", "layer_norm_epsilon", 1e-5));
     if (!(config.norm_eps > 0)) reader.fail("norm epsilon", fmt::format("{}", config.norm_eps), "above 0");
-    if (!reader.is_gguf()) {
-      const auto activation = reader.hf().find("hidden_act");
-      if (activation != reader.hf().end() && *activation != "silu")
-        reader.fail("config.json: hidden_act", activation->dump(), "\"silu\"");
-    }
+    expect_silu(reader);
     read_mamba(reader, kMamba2Fields, /*hf_norm_groups=*/false, config);
   }
 
