@@ -166,8 +166,9 @@ class Measuring(unittest.TestCase):
                 answer = self.run_record(*arguments)
                 self.assertEqual(answer.returncode, 0, answer.stderr)
                 found = records.load_file(work / "results" / "a-test.json")
-                self.assertEqual(len(found), 2 * runs)
-            decode, prefill = found[-2:]
+                self.assertEqual(len(found), 3 * runs)
+            decode, prefill, short = found[-3:]
+            self.assertEqual((short["phase"], short["metric"]), ("prefill", "prefill of 128 tokens"))
             self.assertEqual((decode["phase"], prefill["phase"]), ("decode", "prefill"))
             self.assertEqual(decode["runs"], 2)
             self.assertEqual([p["median"] for p in decode["peers"] + prefill["peers"]], [20.0, 50.0])

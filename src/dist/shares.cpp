@@ -44,7 +44,13 @@ Shares Shares::context(int rank, int ranks, ScheduleKind schedule) {
 }
 
 Range Shares::layers_of(int stage, int64_t total) const {
-  const std::vector<int64_t> bounds = cut_units(total, stage_speeds_);
+  std::vector<int64_t> bounds = cut_units(total, stage_speeds_);
+  const auto stages = static_cast<int64_t>(stage_speeds_.size());
+  // However slow a stage is, it has a layer where there are enough.
+  for (int64_t i = 1; i < stages && total >= stages; ++i) {
+    int64_t& bound = bounds[static_cast<size_t>(i)];
+    bound = std::clamp(bound, bounds[static_cast<size_t>(i) - 1] + 1, total - (stages - i));
+  }
   return {bounds[static_cast<size_t>(stage)], bounds[static_cast<size_t>(stage) + 1]};
 }
 

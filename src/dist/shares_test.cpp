@@ -73,6 +73,9 @@ TEST(Shares, StagesHaveWholeLayers) {
   EXPECT_EQ(last.rows(4096), (Range{0, 4096}));
   EXPECT_EQ(last.heads(32, 8).query, (Range{0, 32}));
   EXPECT_EQ(Shares::even(1, 2).layers(24), (Range{0, 24}));
+  EXPECT_EQ(last.layers_of(0, 3), (Range{0, 1}));
+  EXPECT_EQ(last.layers_of(1, 3), (Range{1, 2}));
+  EXPECT_EQ(last.layers_of(2, 3), (Range{2, 3}));
 }
 
 }  // namespace

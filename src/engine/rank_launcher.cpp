@@ -118,8 +118,10 @@ std::vector<std::string> launch_command(const RankSet& set, const std::string& f
   };
   if (plain && mpirun) add({"--bind-to", "none"});
   if (plain && mpirun && set.hosts.empty()) add({"--oversubscribe"});
-  // By shared memory alone: MPI's TCP would listen on every address of the machine.
-  if (plain && mpirun && set.hosts.empty() && is_alone_here()) add({"--mca", "btl", "^tcp"});
+  // By shared memory alone: MPI's TCP, and libfabric's, would listen on other addresses of the machine.
+  if (plain && mpirun && set.hosts.empty() && is_alone_here()) {
+    add({"--mca", "btl", "^tcp,ofi,openib,usnic", "--mca", "mtl", "^ofi"});
+  }
   if (plain && mpirun && geteuid() == 0) add({"--allow-run-as-root"});
   if (mpirun) add({"-x", "MILLRACE_RANK_KEY"});
   if (!set.hosts.empty()) add({"--host", joined(set.hosts), "--map-by", "node"});
