@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
@@ -218,9 +219,10 @@ TEST(Ranks, StagesTakeLongPrompts) {
   }
 }
 
-// In bulk: any number of ranks, also more than there are heads or experts.
+// In bulk: other numbers of ranks, also more than there are heads or experts; two for each model, in turn.
 TEST(Ranks, EveryModelOverAnyNumber) {
-  size_t worked = 0;
+  constexpr std::array<std::array<int, 2>, 2> kNumbers = {{{2, 16}, {4, 8}}};
+  size_t worked = 0, index = 0;
   for (const std::string& name : golden::model_names()) {
     const golden::Model model = golden::load_model(name);
     const std::string& path = model.paths.back();
@@ -228,9 +230,9 @@ TEST(Ranks, EveryModelOverAnyNumber) {
     const bool by_rows = !refused_by_rows().contains(model.architecture);
     const bool by_experts =
         model.architecture != "gemma4" && read_config(io::Checkpoint::open(path)).experts > 0;
-    for (const int ranks : {1, 2, 4, 8, 16}) {
+    for (const int ranks : kNumbers[index++ % 2]) {
       if (by_rows) expect_same(path, prompt_of(model), expected, ranks);
-      if (by_experts && ranks > 1) expect_same(path, prompt_of(model), expected, ranks, "", "", true);
+      if (by_experts) expect_same(path, prompt_of(model), expected, ranks, "", "", true);
       worked += by_rows || by_experts;
     }
     const ModelConfig config = read_config(io::Checkpoint::open(path));
@@ -238,7 +240,7 @@ TEST(Ranks, EveryModelOverAnyNumber) {
     const std::vector<int32_t> prompt = long_prompt(150);
     if (config.layers > 1) expect_same_in_stages(path, prompt, alone(path, prompt), 2);
   }
-  EXPECT_GT(worked, 150u);
+  EXPECT_GT(worked, 60u);
 }
 
 // Counts what the exchanges of a step move; messages of the leader pass by.
