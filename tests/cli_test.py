@@ -25,6 +25,7 @@ import unittest
 import command
 from command import TIMEOUT, CommandTest, millrace
 
+GOLDEN = pathlib.Path(__file__).resolve().parent / "golden"
 LINE_EDITING = os.environ.get("MILLRACE_LINE_EDITOR") != "plain"  # tests/CMakeLists.txt: what the binary was built with
 
 
@@ -389,10 +390,8 @@ class Numbers(CliTest):
 
 
 class Adapters(CliTest):
-    golden = pathlib.Path(__file__).resolve().parent / "golden"
-
     def test_changes_the_logits(self):
-        model, adapter = self.golden / "models/llama3/hf", self.golden / "adapters/llama3/peft"
+        model, adapter = GOLDEN / "models/llama3/hf", GOLDEN / "adapters/llama3/peft"
         rows = {}
         for name, words in {"plain": (), "whole": ("--adapter", f"a={adapter}"), "none": ("--adapter", f"a={adapter}:0"),
                             "half": ("--adapter", f"a={adapter}:0.5")}.items():
@@ -409,8 +408,8 @@ class Adapters(CliTest):
         self.bad("run", self.model, "-p", "a", "--adapter", f"a={self.path}/none", says=["none"])
         self.bad("serve", self.model, "--adapter", "a=x", "--adapter", "a=y", says=["--adapter", "twice"])
         self.bad("serve", "--models", self.path, "--adapter", "a=x", says=["--adapter", "--models"])
-        self.bad("serve", self.golden / "images/gemma3", "--device", "cpu", "--mmproj", f"{self.path}/none", says=["none"])
-        self.bad("serve", self.model, "--device", "cpu", "--mmproj", self.golden / "images/mmproj.gguf", says=["--mmproj", "images"])
+        self.bad("serve", GOLDEN / "images/gemma3", "--device", "cpu", "--mmproj", f"{self.path}/none", says=["none"])
+        self.bad("serve", self.model, "--device", "cpu", "--mmproj", GOLDEN / "images/mmproj.gguf", says=["--mmproj", "images"])
         for command in (("run", "-p", "a"), ("bench",), ("logits", "--tokens", "1", "--out", "o")):
             self.bad(command[0], self.model, *command[1:], "--adapter", "a=x", "--adapter", "b=y", says=["--adapter", "one"])
 
@@ -472,7 +471,7 @@ class Inspect(CliTest):
         self.assertIn("tokens per second", self.good(*alone, "--pipeline-parallel"))
         self.bad("inspect", self.model, "--alone", 10, says=["--alone", "--ranks"])
         self.bad("inspect", self.model, "--ranks", 2, "--link-us", 10, says=["--link-us", "--alone"])
-        self.bad("inspect", self.golden / "models/olmo2/model.gguf", "--ranks", 2, says=["--pipeline-parallel"])
+        self.bad("inspect", GOLDEN / "models/olmo2/model.gguf", "--ranks", 2, says=["--pipeline-parallel"])
         plan = self.good_json("inspect", self.models["gpt-oss"], "--ranks", 3, "--expert-parallel")["tensor_parallel"]
         bounds = [bound for rank in plan["ranks"] for bound in rank["experts"]]
         self.assertEqual(bounds[0], 0)
