@@ -1,5 +1,7 @@
 // DeepSeek V2 and V3, and what has their layers: Kimi K2, Moonlight, GLM 4.7 Flash. DeepSeek-AI 2024. The
 // layers that draft further tokens are not read.
+#include <fmt/core.h>
+
 #include <string>
 
 #include "io/hf_directory.h"
