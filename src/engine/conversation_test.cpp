@@ -1,6 +1,7 @@
 // Conversations on models whose layers have a state: each turn finds all of the turns before it but the block
 // that is not full, with drafts that are accepted and without, forked into several answers, swapped away in
 // in another process from disk; and says what it says cold.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 

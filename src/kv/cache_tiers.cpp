@@ -415,8 +415,7 @@ void Cache::Impl::finish_read(const DiskTier::Done& done) {
     store_.write(group, block, done.bytes->span());
     if (copy.disk_bytes > 0) disk_order_.set(done.item, {copy.last_use, 0});
     copy.keep = true;
-    if (pool.blocks[block].refs == 0)
-      pool.shelf(block).evictor.add(block, copy.last_use, index_[id].uses);
+    if (pool.blocks[block].refs == 0) pool.shelf(block).evictor.add(block, copy.last_use, index_[id].uses);
     return;
   }
   // Those who hold the block see that it has no node any longer: ready().
