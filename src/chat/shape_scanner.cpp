@@ -146,9 +146,9 @@ bool ShapeScanner::value() {
   // anyway.
   if (text.starts_with('\n')) text.remove_prefix(1);
   if (text.ends_with('\n')) text.remove_suffix(1);
-  constexpr std::string_view kQuote = "<![CDATA[", kQuoteEnd = "]]>";  // XML's own
-  const bool is_quoted = text.starts_with(kQuote) && text.ends_with(kQuoteEnd);
-  if (is_quoted) text = text.substr(kQuote.size(), text.size() - kQuote.size() - kQuoteEnd.size());
+  constexpr std::string_view kLiteral = "<![CDATA[", kLiteralEnd = "]]>";  // XML's own
+  const bool is_quoted = text.starts_with(kLiteral) && text.ends_with(kLiteralEnd);
+  if (is_quoted) text = text.substr(kLiteral.size(), text.size() - kLiteral.size() - kLiteralEnd.size());
   const std::string key(trimmed(key_));
   std::optional<bool> is_string;
   if (is_quoted) {
