@@ -211,6 +211,12 @@ def variations(model_type, base):
         yield {"rope_parameters": {"rope_theta": 5000.0, **rope}}, ["rope_theta"]
         yield {"rope_parameters": rope}, ["rope_theta"]
         yield {"rope_scaling": rope, "original_max_position_embeddings": 64}, []
+    for rope in (ROPE[3], ROPE[5], ROPE[8], ROPE[15]):  # older files have a type, which not every class looks for
+        yield {"rope_scaling": {("type" if k == "rope_type" else k): v for k, v in rope.items()}}, []
+    if model_type == "gemma3_text":
+        of_kinds = {"full_attention": ROPE[15], "sliding_attention": {"rope_type": "default"}}
+        yield {"rope_parameters": of_kinds}, ["rope_theta", "rope_local_base_freq"]
+        yield {"rope_parameters": of_kinds, "rope_scaling": {"type": "linear", "factor": 3.0}}, []
     yield {"rope_scaling": {}, "rope_parameters": ROPE[7]}, []
     yield {"rope_scaling": ROPE[7], "rope_parameters": ROPE[2]}, []
 
