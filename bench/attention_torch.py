@@ -6,19 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-
-def milliseconds(run, times=9):
-    for _ in range(3):
-        run()
-    all_ms = []
-    for _ in range(times):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        all_ms.append(begin.elapsed_time(end))
-    return sorted(all_ms)[times // 2]
+from gpu_events import milliseconds
 
 
 def main():
@@ -30,7 +18,7 @@ def main():
             try:
                 with sdpa_kernel(backend):
                     ms = milliseconds(lambda: scaled_dot_product_attention(q, k, v, is_causal=True,
-                                                                           enable_gqa=heads != kv_heads))
+                                                                           enable_gqa=heads != kv_heads), times=9)
             except RuntimeError as error:
                 print(f"torch {name}: {batch} x {length} heads {heads}/{kv_heads} dim {dim}: {str(error)[:80]}")
                 continue

@@ -14,9 +14,9 @@
 #include "graph_time.cuh"
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/gemv/gemv.h"
-#include "kernels/cuda/ptx/barrier.cuh"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
 #include "kernels/cuda/tile/launch.cuh"
+#include "millrace/kernels/tile/ptx/barrier.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
 
 namespace millrace::cuda {
 namespace {

@@ -20,6 +20,7 @@ import warnings
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "gpu"))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from gpu_events import milliseconds  # noqa: E402
 from flash_attention_test import BF16, E4M3, F16, Blocks, Gradients, Library, P, Problem, tensor_of  # noqa: E402
 
 # name, batch, heads, kv heads, length, dims, left, right, sinks
@@ -35,20 +36,6 @@ SHAPES = [("d64 causal 8k", 2, 64, 8, 8192, (64, 64), -1, 0, True),
           ("d256 causal 16k", 1, 8, 8, 16384, (256, 256), -1, 0, False),
           ("d64 window 1024 8k", 2, 64, 8, 8192, (64, 64), 1023, 0, True),
           ("d64 window 128 8k", 2, 64, 8, 8192, (64, 64), 127, 0, True)]
-
-
-def milliseconds(torch, run, times=11):
-    for _ in range(3):
-        run()
-    all_ms = []
-    for _ in range(times):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        all_ms.append(begin.elapsed_time(end))
-    return sorted(all_ms)[times // 2]
 
 
 def visible_pairs(n, left, right):
@@ -166,7 +153,7 @@ def decode(torch, libraries, match):
         for label, library in libraries:
             try:
                 workspace = library.workspace(torch, p)
-                ms = milliseconds(torch, lambda: library.forward(torch, p, *views, None, workspace))
+                ms = milliseconds(lambda: library.forward(torch, p, *views, None, workspace))
                 figures.append(f"{label} {2 * k.numel() * 2 / ms * 1e-6:.0f} GB/s {ms * 1e3:.0f} us")
             except RuntimeError as error:
                 figures.append(f"{label} - ({str(error)[:60]})")
@@ -261,7 +248,7 @@ def main():
             try:
                 if isinstance(run, Exception):
                     raise run
-                ms = milliseconds(torch, run)
+                ms = milliseconds(run)
                 rate = bench.operations * (2.5 if options.what == "backward" else 1) / ms * 1e-9
                 figures.append(f"{name} {rate:.0f}")
             except RuntimeError as error:

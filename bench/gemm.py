@@ -18,27 +18,36 @@ from gemm_test import SWIGLU, Gemm, random_matrix  # noqa: E402
 SHAPES = [("4096^3", 4096, 4096, 4096), ("8192^3", 8192, 8192, 8192), ("Llama 8B qkv, 2,048 rows", 2048, 6144, 4096),
           ("Llama 8B gate and up, 2,048 rows", 2048, 28672, 4096), ("Llama 8B down, 2,048 rows", 2048, 4096, 14336),
           ("gpt-oss-20b qkv, 1,024 rows", 1024, 5120, 2880), ("Qwen3-30B-A3B q, 1,024 rows", 1024, 4096, 2048),
-          ("Llama 8B gate and up, 256 rows", 256, 28672, 4096), ("Llama 8B qkv, 128 rows", 128, 6144, 4096)]
+          ("gpt-oss-20b qkv, 512 rows", 512, 5120, 2880), ("Llama 8B qkv, 512 rows", 512, 6144, 4096),
+          ("Llama 8B gate and up, 256 rows", 256, 28672, 4096), ("Llama 8B qkv, 256 rows", 256, 6144, 4096),
+          ("Llama 8B qkv, 128 rows", 128, 6144, 4096), ("Llama 8B down, 128 rows", 128, 4096, 14336),
+          ("gpt-oss-20b qkv, 128 rows", 128, 5120, 2880), ("Llama 8B qkv, 64 rows", 64, 6144, 4096)]
 LAYOUTS = (("NT", 0, 1), ("NN", 0, 0), ("TN", 1, 0))
 
 
 def milliseconds(torch, calls, repeats=12, rounds=7):
     """Of each call, the median of rounds in which they take turns: a GPU at its power limit slows down with time, and
-    who comes first would have the higher clock."""
+    who comes first would have the higher clock. Calls are replayed from CUDA graphs: a call from Python takes some 20 us,
+    longer than products of few rows."""
+    graphs = []
     for call in calls:
-        for _ in range(3):
-            call()
+        call()  # what is set up once
+        torch.cuda.synchronize()
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            for _ in range(repeats):
+                call()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times = [[] for _ in calls]
-    for turn in range(rounds):
+    for turn in range(rounds + 1):  # the first is not counted
         for i in range(len(calls)):
             at = (i + turn) % len(calls)
             start.record()
-            for _ in range(repeats):
-                calls[at]()
+            graphs[at].replay()
             end.record()
             end.synchronize()
-            times[at].append(start.elapsed_time(end) / repeats)
+            if turn > 0:
+                times[at].append(start.elapsed_time(end) / repeats)
     return [sorted(of)[rounds // 2] for of in times]
 
 

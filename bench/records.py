@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 
 # Sections of a machine's tables, in this order.
-TOPICS = ("speed", "attention", "products", "quantizing", "quality", "engine", "server", "tokenizers", "cache")
+TOPICS = ("speed", "attention", "products", "fused", "quantizing", "quality", "engine", "server", "tokenizers", "cache")
 # What a plot shows; every other metric is in the tables alone.
 PHASES = ("decode", "prefill")
 # Units in which less is better.

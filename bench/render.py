@@ -11,6 +11,7 @@ Nothing in it is typed by hand: to change a figure, measure it (bench/record.py)
 import argparse
 import re
 import sys
+import textwrap
 
 import plots
 import records
@@ -23,7 +24,7 @@ HEADLINE_MARKS = ("<!-- headline: written by bench/render.py -->", "<!-- end of 
 MACHINES_FIRST = ("One H200", "16 x86 cores (AMX)")  # then the others by name
 
 HEADINGS = {"speed": "Decode and prefill", "attention": "Attention", "products": "Matrix products",
-            "quantizing": "Quantizing", "quality": "What rounding costs",
+            "fused": "Fused operations", "quantizing": "Quantizing", "quality": "What rounding costs",
             "engine": "Engine and sampling", "server": "Server", "tokenizers": "Tokenizers", "cache": "KV cache"}
 
 INTRODUCTION = """\
@@ -119,6 +120,11 @@ def table_of(rows, references):
     return lines
 
 
+def wrapped(text, indent=""):
+    """Lines of prose as documents have them; words, and so options of commands, stay whole."""
+    return textwrap.wrap(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 class References:
     """Commands, limits and notes below a machine's tables, each once."""
 
@@ -140,7 +146,8 @@ class References:
         return f"[{self.texts.index(text) + 1}]"
 
     def lines(self):
-        return [f"{idx}. {text}" for idx, text in enumerate(self.texts, 1)]
+        return [line for idx, text in enumerate(self.texts, 1)
+                for line in wrapped(f"{idx}. {text}", " " * len(f"{idx}. "))]
 
 
 def machines_of(rows):
@@ -152,7 +159,7 @@ def machine_section(name, rows):
     about = next((r["machine"]["about"] for r in reversed(rows) if r["machine"]["about"]), None)
     lines, references = [f"## {name}", ""], References()
     if about:
-        lines += [about[0].upper() + about[1:] + ".", ""]
+        lines += [*wrapped(about[0].upper() + about[1:] + "."), ""]
     for topic in records.TOPICS:
         of_topic = [record for record in rows if record["topic"] == topic]
         if of_topic:
@@ -212,6 +219,18 @@ def headline(rows):
     return lines
 
 
+def worst_first(rows):
+    """Every speed beside llama.cpp's, the worst ratio first: where to work."""
+    pairs = [(ratio(record, peer), record, peer) for record in rows if record["topic"] == "speed"
+             for peer in record["peers"] if peer["name"].startswith("llama")]
+    lines = ["## The worst first", "", "Everything that was measured beside llama.cpp in the same call.", "",
+             "| ratio | machine | model | what | Millrace | peer |", "|" + "---|" * 6]
+    for times, record, peer in sorted(pairs, key=lambda pair: pair[0]):
+        lines.append(f"| {times:.2f}x | {record['machine']['name']} | {record['model'] or '–'} | {record['metric']} | "
+                     f"{number(record['median'])} {record['unit']} | {number(peer['median'])} |")
+    return [*lines, ""]
+
+
 def readme_with(table):
     """The README with that table between its marks."""
     text = (ROOT / README).read_text(encoding="utf-8")
@@ -237,6 +256,7 @@ def files():
         lines += picture(phase, title)
         for theme in plots.THEMES:
             out[f"{PLOTS}/{phase}-{theme}.svg"] = plots.draw(chart, theme)
+    lines += worst_first(rows)
     for machine in machines_of(rows):
         lines += machine_section(machine, [record for record in rows if record["machine"]["name"] == machine])
     out[README] = readme_with(headline(rows))

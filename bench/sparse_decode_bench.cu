@@ -1,6 +1,8 @@
 // Decode attention of a long context on this machine's GPU, full and sparse (base/sparse_pages.h), bf16, keys
 // and values in scattered blocks: microseconds a layer. Sparse: rotation and append, bounds and choice,
-// attention over the chosen pages; what is chosen is compared with the rule in float64 first.
+// attention over the chosen pages; what is chosen is compared with the rule in float64 first. Behind these
+// the last 2,048 tokens of a prompt: full attention by the prompts' kernel, sparse attention as a step
+// computes it, as many rows at a time as 128 MB hold.
 //   sparse_decode_bench [context, 131072] [budget, 4096]
 #include <algorithm>
 #include <bit>
@@ -16,6 +18,7 @@
 #include "base/sparse_pages.h"
 #include "graph_time.cuh"
 #include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/key_tiles.h"
 #include "kernels/cuda/attention/sparse.h"
 #include "kernels/cuda/attention/split_plan.h"
 #include "kernels/cuda/device.h"
@@ -55,8 +58,12 @@ std::vector<T> from_device(const void* from, size_t count) {
   return values;
 }
 
+constexpr int64_t kRowBytes = int64_t{128} << 20;  // of the rows that choose at a time
+
 struct Setting {
   int32_t heads, kv_heads, dim, rows, context, budget;
+  bool prompt = false;  // the rows are the last of one sequence; else each has one of its own
+  int32_t sequences() const { return prompt ? 1 : rows; }
 };
 
 struct Bench {
@@ -66,43 +73,57 @@ struct Bench {
   int32_t blocks = blocks_for(s.context), pages = (blocks + kSummaryTile - 1) / kSummaryTile * kSummaryTile;
   int64_t layer_elements = int64_t{2} * s.kv_heads * kBlockTokens * s.dim;
   size_t sz(int64_t n) const { return static_cast<size_t>(n); }
-  DeviceBuffer pool{sz(int64_t{s.rows} * blocks * kLayers * layer_elements) * 2, "pool"};
-  DeviceBuffer summaries{sz(int64_t{kLayers} * s.rows * blocks * s.kv_heads * 2 * s.dim) * 2, "summaries"};
+  int32_t at_once =
+      s.prompt
+          ? static_cast<int32_t>(std::clamp<int64_t>(
+                kRowBytes / static_cast<int64_t>(sparse_row_bytes(s.heads, s.kv_heads, pages)), 1, s.rows))
+          : s.rows;
+  DeviceBuffer pool{sz(int64_t{s.sequences()} * blocks * kLayers * layer_elements) * 2, "pool"};
+  DeviceBuffer summaries{sz(int64_t{kLayers} * s.sequences() * blocks * s.kv_heads * 2 * s.dim) * 2,
+                         "summaries"};
   DeviceBuffer query = floats(sz(int64_t{s.rows} * s.heads * s.dim), 1),
                key = floats(sz(int64_t{s.rows} * s.kv_heads * s.dim), 2),
                value = floats(sz(int64_t{s.rows} * s.kv_heads * s.dim), 3),
                out = floats(sz(int64_t{s.rows} * s.heads * s.dim), 4),
                angles{sz(int64_t{s.rows} * s.dim) * 4, "angles"};
-  DeviceBuffer weights{sz(int64_t{s.rows} * s.heads * pages) * 4, "weights"},
-      tiles{sz(int64_t{s.rows} * s.heads * (pages / kSummaryTile)) * 8, "tiles"},
-      chosen{sz(int64_t{s.rows} * s.kv_heads * pages) * 4, "chosen"},
-      tables{sz(int64_t{s.rows} * s.kv_heads) * 8, "tables"}, positions{sz(s.rows) * 4, "positions"},
+  DeviceBuffer weights{sz(int64_t{at_once} * s.heads * pages) * 4, "weights"},
+      tiles{sz(int64_t{at_once} * s.heads * (pages / kSummaryTile)) * 8, "tiles"},
+      chosen{sz(int64_t{at_once} * s.kv_heads * pages) * 4, "chosen"},
+      tables{sz(int64_t{at_once} * s.kv_heads) * 8, "tables"}, positions{sz(at_once) * 4, "positions"},
       arrived{sz(int64_t{s.rows} * s.kv_heads) * 4, "arrived"},
-      partial{paged_attention_partial_bytes(s.rows, std::bit_ceil(sz(attention_splits(s.context, 0))),
+      partial{paged_attention_partial_bytes(at_once, std::bit_ceil(sz(attention_splits(s.context, 0))),
                                             s.kv_heads, s.dim),
               "partial"},
       ints;
   std::vector<int32_t> table;
+  size_t chunks_at = 0;
+  int32_t num_chunks = 0;
 
   Bench(const Device& gpu, const Setting& setting) : device(gpu), s(setting) {
     fill_bf16<<<2048, 256>>>(pool.as<uint32_t>(), pool.bytes() / 4, 77u);
     std::vector<float2> none(angles.bytes() / sizeof(float2), {1.0f, 0.0f});  // queries stay as they are
     MILLRACE_CUDA_TRY(cudaMemcpy(angles.as<void>(), none.data(), angles.bytes(), cudaMemcpyHostToDevice));
     MILLRACE_CUDA_TRY(cudaMemset(arrived.as<void>(), 0, arrived.bytes()));
-    table.resize(sz(s.rows) * sz(blocks));
+    table.resize(sz(s.sequences()) * sz(blocks));
     std::iota(table.begin(), table.end(), 0);
     std::mt19937 random(1);
     std::shuffle(table.begin(), table.end(), random);
     std::vector<int32_t> host;
-    for (int32_t r = 0; r < s.rows; ++r) host.push_back(s.context - 1 - r % 7);
-    for (int32_t r = 0; r < s.rows; ++r) host.push_back(r);
-    for (int32_t r = 0; r < s.rows; ++r) host.push_back(r * blocks);
+    for (int32_t r = 0; r < s.rows; ++r)
+      host.push_back(s.prompt ? s.context - s.rows + r : s.context - 1 - r % 7);
+    for (int32_t r = 0; r < s.rows; ++r) host.push_back(s.prompt ? 0 : r);
+    for (int32_t r = 0; r < s.rows; ++r) host.push_back(s.prompt ? 0 : r * blocks);
     for (int32_t r = 0; r < s.rows; ++r) host.push_back(s.budget / kBlockTokens);
     host.insert(host.end(), table.begin(), table.end());
+    host.resize((host.size() + 3) / 4 * 4);
+    chunks_at = host.size();
+    const int32_t most = prefill_chunk_tokens(s.heads, s.kv_heads, s.dim);
+    for (int32_t at = (s.rows - 1) / most * most; at >= 0 && s.prompt; at -= most, ++num_chunks)
+      host.insert(host.end(), {at, std::min(most, s.rows - at), s.context - s.rows + at, 0});
     ints = DeviceBuffer(host.size() * 4, "ints");
     MILLRACE_CUDA_TRY(cudaMemcpy(ints.as<void>(), host.data(), host.size() * 4, cudaMemcpyHostToDevice));
     for (int l = 0; l < kLayers; ++l) {
-      for (int32_t b = 0; b < s.rows * blocks; ++b) {
+      for (int32_t b = 0; b < s.sequences() * blocks; ++b) {
         launch_summarize_block(cache(l), summaries_of(l), b, {device, stream.get()});
       }
     }
@@ -125,40 +146,48 @@ struct Bench {
             .order = CacheOrder::kSwizzled};
   }
   PageSummaries summaries_of(int layer) const {
-    return {summaries.as<uint16_t>() + int64_t{layer % kLayers} * s.rows * blocks * s.kv_heads * 2 * s.dim,
-            s.dim};
+    return {
+        summaries.as<uint16_t>() + int64_t{layer % kLayers} * s.sequences() * blocks * s.kv_heads * 2 * s.dim,
+        s.dim};
   }
-  SparseRows choice(int layer) const {
+  // Of rows [first, first + at_once).
+  SparseRows choice(int layer, int32_t first = 0) const {
     SparseRows c;
     c.cache = cache(layer);
+    c.cache.positions += first, c.cache.sequence_of += first;
     c.summaries = summaries_of(layer);
-    c.budgets = ints.as<const int32_t>() + 3 * s.rows;
-    c.query = query.as<const float>();
+    c.budgets = ints.as<const int32_t>() + 3 * s.rows + first;
+    c.query = query.as<const float>() + int64_t{first} * s.heads * s.dim;
     c.scale = 1.0f / std::sqrt(static_cast<float>(s.dim));
-    c.rows = s.rows;
+    c.rows = std::min(at_once, s.rows - first);
     c.pages = pages;
     c.most_before = std::min(pages, max_splits_for(s.context - 1, 0) * (kSplitKeys / kBlockTokens));
-    c.summarizes = true;
+    c.summarizes = !s.prompt;
     c.weights = weights.as<float>(), c.tiles = tiles.as<float2>(), c.chosen = chosen.as<int32_t>();
     c.tables = tables.as<const int32_t*>(), c.positions = positions.as<int32_t>();
     return c;
   }
-  PagedAttention attention(int layer, bool sparse) const {
+  PagedAttention attention(int layer, bool sparse, int32_t first = 0) const {
     PagedAttention a;
     a.cache = cache(layer);
     a.op = {0, 1.0f / std::sqrt(static_cast<float>(s.dim)), nullptr};
-    a.rows = s.rows;
+    a.rows = sparse ? std::min(at_once, s.rows - first) : s.rows;
     a.max_splits = max_splits_for((sparse ? s.budget : s.context) - 1, 0);
-    a.query = query.as<float>(), a.key = key.as<float>(), a.value = value.as<float>(),
-    a.out = out.as<float>();
+    const int64_t row = int64_t{first} * s.heads * s.dim;
+    a.query = query.as<float>() + row, a.key = key.as<float>(), a.value = value.as<float>();
+    a.out = out.as<float>() + row;
     a.arrived = arrived.as<int32_t>();
     if (sparse) {
       a.cache.positions = positions.as<const int32_t>();
       a.cache.head_tables = tables.as<const int32_t* const>();
+    } else if (s.prompt) {
+      a.chunks = ints.as<const int32_t>() + chunks_at;
+      a.num_chunks = num_chunks;
+      return a;
     } else {
       a.angles = angles.as<const float2>();
     }
-    if (splits_in_parallel(s.rows, s.kv_heads, s.dim, a.max_splits, 0, partial.bytes(), device))
+    if (splits_in_parallel(a.rows, s.kv_heads, s.dim, a.max_splits, 0, partial.bytes(), device))
       a.partial = partial.as<float>();
     return a;
   }
@@ -214,6 +243,27 @@ struct Bench {
                      }) /
            kLaunches;
   }
+  // The rows of a prompt.
+  void run_prompt() {
+    const Launch at{device, stream.get()};
+    const auto by_parts = [&](const std::function<void(int32_t)>& part) {
+      for (int32_t first = 0; first < s.rows; first += at_once) part(first);
+    };
+    const double full = time([&](int l) { launch_paged_attention(attention(l, false), at); });
+    const double choose =
+        time([&](int l) { by_parts([&](int32_t first) { launch_choose_pages(choice(l, first), at); }); });
+    const double all = time([&](int l) {
+      by_parts([&](int32_t first) {
+        launch_choose_pages(choice(l, first), at);
+        launch_paged_attention(attention(l, true, first), at);
+      });
+    });
+    std::printf(
+        "%4d last of %6d heads %d/%d dim %3d budget %5d: full %8.1f us, sparse %8.1f us = %5.1f%% (choose "
+        "%8.1f), %d rows at a time\n",
+        s.rows, s.context, s.heads, s.kv_heads, s.dim, s.budget, full, all, 100 * all / full, choose,
+        at_once);
+  }
   void run() {
     const Launch at{device, stream.get()};
     const int wrong = wrong_pages();
@@ -256,5 +306,9 @@ int main(int argc, char** argv) {
     Bench(device, {64, 8, 64, rows, context, budget}).run();
     Bench(device, {32, 8, 128, rows, context, budget}).run();
   }
+  constexpr int32_t kPromptRows = 2048;
+  if (context < kPromptRows + budget) return 0;
+  Bench(device, {64, 8, 64, kPromptRows, context, budget, true}).run_prompt();
+  Bench(device, {32, 8, 128, kPromptRows, context, budget, true}).run_prompt();
   return 0;
 }

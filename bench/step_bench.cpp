@@ -1,7 +1,8 @@
 // Steps of a model on the GPU without a file: the operations of a Llama or a Qwen3 with experts, on random
 // weights of exact shape. First the logits of a short prompt in one step and token by token are compared to
 // the bit; then decode, a prompt of 2,048 tokens and, by operation, where a decoded token's time goes.
-//   step_bench [--shape 1b|8b|14b|30b-a3b] [--type q4_k|q4_k_m|q6_k|q8_0|..] [--layers N]
+//   step_bench [--shape 1b|8b|14b|30b-a3b] [--type q4_k|q4_k_m|q6_k|q8_0|..] [--layers N] [--compute
+//   full|fp8]
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -74,11 +75,11 @@ class Model {
 
   // Logits of the last `read` of these tokens behind `context` others.
   std::span<const float> logits(std::span<const int32_t> tokens, int32_t context, int32_t read) {
-    step(tokens, context, read);
+    step(tokens, context, read, true);
     return executor_->logits();
   }
   int32_t next(std::span<const int32_t> tokens, int32_t context) {
-    step(tokens, context, 1);
+    step(tokens, context, 1, tokens.size() > 1);
     return executor_->greedy_tokens()[0];
   }
   Executor& executor() { return *executor_; }
@@ -103,6 +104,7 @@ class Model {
                              : std::array<int64_t, 4>{rows, cols, 1, 1};
     view.data = reinterpret_cast<const std::byte*>(raw.data());
     view.row_stride_bytes = static_cast<int64_t>(bytes_of(type, cols));
+    if (use == WeightUse::kDequantized && backend_.multiplies_fp8(view)) use = WeightUse::kFp8;
     if (use == WeightUse::kDequantized && backend_.dequantized_bytes(view) == 0) use = WeightUse::kMatrix;
     if (use != WeightUse::kLookup) {
       bytes_per_token_ +=
@@ -140,9 +142,10 @@ class Model {
     view.row_stride_bytes = size * static_cast<int64_t>(sizeof(float));
     return backend_.load_weight(view, WeightUse::kVector);
   }
-  void step(std::span<const int32_t> tokens, int32_t context, int32_t read) {
+  void step(std::span<const int32_t> tokens, int32_t context, int32_t read, bool prompt) {
     const auto count = static_cast<int32_t>(tokens.size());
     SequenceSlice slice{0, count, context, {}};
+    if (prompt) slice.fp8_until = context + count;
     slice.tables[0] = table_.data();
     std::vector<int32_t> rows;
     for (int32_t r = count - read; r < count; ++r) rows.push_back(r);
@@ -217,6 +220,18 @@ void check_bits(Model& model, const Shape& shape) {
   }
 }
 
+void print_operations(const char* what, const std::vector<TimedOperation>& operations) {
+  std::map<Operation, std::pair<int, double>> times;
+  for (const TimedOperation& t : operations)
+    times[t.operation].first += 1, times[t.operation].second += t.seconds;
+  const char* names[] = {"embed", "norm_qkv", "rope",    "attend", "project",
+                         "ffn",   "route",    "experts", "logits", "pick"};
+  std::printf("  %s, us each:", what);
+  for (const auto& [op, time] : times)
+    std::printf(" %s %.1f;", names[static_cast<int>(op)], 1e6 * time.second / time.first);
+  std::printf("\n");
+}
+
 void time_steps(Model& model, const Shape& shape, double bandwidth) {
   const std::vector<int32_t> prompt = some_tokens(kPrompt, shape.vocab);
   double best = 1e9;
@@ -243,15 +258,9 @@ void time_steps(Model& model, const Shape& shape, double bandwidth) {
   for (int32_t s = 0; s < 4; ++s) token = model.next({&token, 1}, s);
   model.executor().operation_times();
   for (int32_t s = 0; s < 16; ++s) token = model.next({&token, 1}, s);
-  std::map<Operation, std::pair<int, double>> times;
-  for (const TimedOperation& t : model.executor().operation_times())
-    times[t.operation].first += 1, times[t.operation].second += t.seconds;
-  const char* names[] = {"embed", "norm_qkv", "rope",    "attend", "project",
-                         "ffn",   "route",    "experts", "logits", "pick"};
-  std::printf("  alone, us each:");
-  for (const auto& [op, time] : times)
-    std::printf(" %s %.1f;", names[static_cast<int>(op)], 1e6 * time.second / time.first);
-  std::printf("\n");
+  print_operations("alone", model.executor().operation_times());
+  model.next(prompt, 0);
+  print_operations("of the prompt", model.executor().operation_times());
 }
 
 DType type_named(const std::string& name) {
@@ -266,12 +275,14 @@ DType type_named(const std::string& name) {
 
 int run(int argc, char** argv) {
   Shape shape = kShapes[1];
-  std::string type = "q4_k";
+  std::string type = "q4_k", compute = "full";
   int32_t layers = 0;
   for (int i = 1; i < argc; i += 2) {
     const std::string key = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
     if (key == "--type") {
       type = value;
+    } else if (key == "--compute" && (value == "full" || value == "fp8")) {
+      compute = value;
     } else if (key == "--layers") {
       layers = std::atoi(value.c_str());
     } else if (key == "--shape") {
@@ -281,15 +292,18 @@ int run(int argc, char** argv) {
         throw_error(ErrorCode::kBadInput, "--shape: found {}, expected 1b, 8b, 14b or 30b-a3b", value);
       shape = *found;
     } else {
-      throw_error(ErrorCode::kBadInput, "found {}, expected --shape, --type or --layers", key);
+      throw_error(ErrorCode::kBadInput,
+                  "found {}, expected --shape, --type, --layers or --compute full or fp8", key);
     }
   }
   if (layers > 0) shape.layers = layers;
   const bool mixed = type == "q4_k_m";
-  const std::unique_ptr<Backend> backend = make_cuda_backend({}, 0);
+  BackendOptions options;
+  options.fp8_prompts = compute == "fp8";
+  const std::unique_ptr<Backend> backend = make_cuda_backend(options, 0);
   const double bandwidth = backend->measure_read_bandwidth().value();
   const DType main_type = type_named(mixed ? "q4_k" : type);
-  std::printf("%s %s, %d layers\n", shape.name, type.c_str(), shape.layers);
+  std::printf("%s %s, %d layers, compute %s\n", shape.name, type.c_str(), shape.layers, compute.c_str());
   std::fflush(stdout);
   Model model(*backend, shape, main_type, mixed ? DType::kQ6_K : main_type);
   check_bits(model, shape);

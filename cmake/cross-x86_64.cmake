@@ -1,11 +1,3 @@
-# x86-64 on another machine: Debian's cross g++, tests under qemu-user with every instruction it knows (AVX2).
-set(CMAKE_SYSTEM_NAME Linux)
+# x86-64 on another machine, tests under qemu (AVX2).
 set(CMAKE_SYSTEM_PROCESSOR x86_64)
-set(CMAKE_C_COMPILER x86_64-linux-gnu-gcc)
-set(CMAKE_CXX_COMPILER x86_64-linux-gnu-g++)
-set(CMAKE_CROSSCOMPILING_EMULATOR "qemu-x86_64;-cpu;max;-L;/usr/x86_64-linux-gnu")
-set(CMAKE_FIND_ROOT_PATH /usr/x86_64-linux-gnu)
-set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
-set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
-set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
-set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
+include(${CMAKE_CURRENT_LIST_DIR}/cross.cmake)

@@ -37,10 +37,7 @@ struct AdapterCase {
   std::string peft() const { return kAdapters + name + "/peft"; }
   std::string gguf() const { return kAdapters + name + "/adapter.gguf"; }
   std::string modules() const { return kAdapters + name + "/modules"; }
-  bool experts() const { return name.ends_with("experts"); }
 };
-
-std::string error_of(const std::string& model, const std::string& adapter, const std::string& device = "cpu");
 
 std::unique_ptr<Runtime> open_adapted(const std::string& model, const std::string& adapter,
                                       const std::string& device, const std::string& kv_type = "f32") {
@@ -85,10 +82,6 @@ TEST_P(AdapterGolden, AgreesWithPeft) {
       EXPECT_EQ(adapted_logits(*cpu, c.tokens, 1), logits) << "token by token";
       for (const std::string& device : golden::device_names()) {
         if (device == "cpu") continue;
-        if (c.experts()) {
-          EXPECT_NE(error_of(model, adapter, device).find("does not do yet: adapters"), std::string::npos);
-          continue;
-        }
         // A GPU rounds activations of every product to bf16, 0.2%, where weights are not F32; a token near a
         // tie of two experts may go elsewhere. Without its adapter a model is off by 40% and more.
         const auto other = open_adapted(model, adapter, device);
@@ -190,13 +183,24 @@ void AdapterBatch::compare_with_alone(const EngineOptions& all) {
 TEST_P(AdapterBatch, EachHasTheBitsItHasAlone) { compare_with_alone(options(GetParam())); }
 
 TEST_P(AdapterBatch, OfExpertsToo) {
-  if (GetParam() != "cpu") GTEST_SKIP() << "adapters of experts run on the CPU";
-  EngineOptions experts = options();
-  const std::string adapter = kAdapters + "qwen3moe-experts/";
-  experts.model = golden::kRoot + "models/qwen3moe/hf";
-  experts.adapters = {"one=" + adapter + "peft", "two=" + adapter + "modules:-0.75",
-                      "half=" + adapter + "adapter.gguf:0.5"};
-  compare_with_alone(experts);
+  EngineOptions experts = options(GetParam());
+  const auto adapters = [&](const std::string& of, const char* second) {
+    const std::string at = kAdapters + of + "/";
+    experts.adapters = {"one=" + at + "peft", "two=" + at + second + ":-0.75",
+                        "half=" + at + "adapter.gguf:0.5"};
+  };
+  adapters("qwen3moe-experts", "modules");
+  for (const char* file : {"qwen3moe/hf", "qwen3moe/model.gguf"}) {
+    SCOPED_TRACE(file);
+    experts.model = golden::kRoot + "models/" + file;
+    compare_with_alone(experts);
+  }
+  adapters("gpt-oss-experts", "peft");  // biases, clamped activations; MXFP4
+  for (const char* file : {"gpt-oss-w128/hf", "gpt-oss-w128/model.gguf"}) {
+    SCOPED_TRACE(file);
+    experts.model = golden::kRoot + "models/" + file;
+    compare_with_alone(experts);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, AdapterBatch, testing::ValuesIn(golden::device_names()),
@@ -230,7 +234,8 @@ TEST_F(AdapterEngine, AnUnknownNameIsRefused) {
 
 // ---------------------------------------------------------------- what is refused
 
-std::string error_of(const std::string& model, const std::string& adapter, const std::string& device) {
+std::string error_of(const std::string& model, const std::string& adapter,
+                     const std::string& device = "cpu") {
   try {
     open_adapted(model, adapter, device);
   } catch (const Error& error) {

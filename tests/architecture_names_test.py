@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails when a source file of src/ or apps/ knows an architecture by name that is not its own.
+"""Fails when a source file of src/, apps/ or python/src knows an architecture by name that is not its own.
 
 An architecture is a file of src/model/ with a class derived from Architecture; its name and its model_types are read
 from there. Outside that file:
@@ -13,8 +13,9 @@ is found.
 
 import re
 import sys
-import tempfile
 from pathlib import Path
+
+import made_trees
 
 SOURCES = {".cpp", ".h", ".cu", ".cuh", ".inc"}
 LIST = Path("src/model/architecture_list.h")
@@ -50,7 +51,7 @@ def without_comments(text):
 
 def read_sources(root):
     texts = {}
-    for top in ("src", "apps"):
+    for top in ("src", "apps", "python/src"):
         for path in sorted((root / top).rglob("*")):
             is_test = path.stem.endswith("_test") or path.stem.startswith("test_")
             if path.suffix in SOURCES and not is_test:
@@ -142,25 +143,7 @@ BAD_FILES = {  # file -> (text, a piece of the message that must come)
 
 
 def self_test():
-    wrong = []
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        for name, text in GOOD_TREE.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text)
-        if faults := faults_in(root)[0]:
-            wrong.append(f"a good tree is called bad: {faults}")
-        for name, (text, message) in BAD_FILES.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text)
-            faults = faults_in(root)[0]
-            if len(faults) != 1 or message not in faults[0]:
-                wrong.append(f"{name}: found {faults}, expected one fault with '{message}'")
-            (root / name).unlink()
-    for line in wrong:
-        print(line)
-    print(f"self-test: {len(BAD_FILES) + 1} trees, {len(wrong)} judged wrongly")
-    return 1 if wrong else 0
+    return made_trees.judge(lambda root: faults_in(root)[0], GOOD_TREE, made_trees.of_one_file(BAD_FILES))
 
 
 def main():

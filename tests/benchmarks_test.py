@@ -56,6 +56,12 @@ class Page(unittest.TestCase):
             finally:
                 records.load_all.__defaults__ = real
 
+    def test_the_worst_ratio_comes_first(self):
+        section = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8").split("## The worst first")[1].split("\n## ")[0]
+        times = [float(line.split("|")[1].strip(" x")) for line in section.splitlines() if line[2:3].isdigit()]
+        self.assertGreater(len(times), 10)
+        self.assertEqual(times, sorted(times))
+
     def test_plots_are_pictures(self):
         names = [name for name in render.files() if name.endswith(".svg")]
         self.assertEqual(len(names), 2 * len(render.plots.THEMES))

@@ -70,6 +70,14 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name) {
                                              read_text(folder / "tokenizer_config.json"), name);
 }
 
+// With the template of that name; null where one of the two has not been fetched.
+std::shared_ptr<RealCodec> real_codec(const std::string& vocabulary, const std::string& name) {
+  const auto tokenizer = load_tokenizer(vocabulary);
+  const fs::path path = "build/models/templates/" + name + ".jinja";
+  if (!tokenizer || !fs::exists(path)) return nullptr;
+  return std::make_shared<RealCodec>(tokenizer, std::make_unique<ChatTemplate>(read_text(path), name));
+}
+
 std::string digest(const std::vector<int32_t>& tokens) {
   uint64_t value = 0xcbf29ce484222325u;
   for (const int32_t token : tokens) {
@@ -126,13 +134,10 @@ Conversation sample(const std::string& text) {
 TEST(ChatFormats, NoControlTokenFromAUsersText) {
   int num_models = 0;
   for (const auto& [name, vocabulary, family] : kModels) {
-    const fs::path path = "build/models/templates/" + name + ".jinja";
-    const auto tokenizer = load_tokenizer(vocabulary);
-    if (!tokenizer || !fs::exists(path)) continue;
+    const auto codec = real_codec(vocabulary, name);
+    if (!codec) continue;
     ++num_models;
     SCOPED_TRACE(name);
-    const auto codec =
-        std::make_shared<RealCodec>(tokenizer, std::make_unique<ChatTemplate>(read_text(path), name));
     const auto format = make_template_format(codec, nullptr);
     EXPECT_EQ(format->name(), family);
     const TemplateTraits traits = probe_template(*codec);
@@ -203,15 +208,12 @@ std::string difference(const std::string& with, const std::string& without) {
 }
 
 TEST(ChatFormats, CallsAreReadAsTheTemplateWritesThem) {
-  const auto tokenizer = load_tokenizer("gpt2");
   int num_templates = 0;
   for (const auto& [name, family] : kSpellings) {
-    const fs::path path = "build/models/templates/" + name + ".jinja";
-    if (!tokenizer || !fs::exists(path)) continue;
+    const auto codec = real_codec("gpt2", name);
+    if (!codec) continue;
     ++num_templates;
     SCOPED_TRACE(name);
-    const auto codec =
-        std::make_shared<RealCodec>(tokenizer, std::make_unique<ChatTemplate>(read_text(path), name));
     const auto format = make_template_format(codec, nullptr);
     EXPECT_EQ(format->name(), family);
     if (name == "nemotron-nano-2") continue;  // leaves an answer that comes last out of a prompt
@@ -253,12 +255,8 @@ TEST(ChatFormats, CallsAreReadAsTheTemplateWritesThem) {
 }
 
 TEST(ChatFormats, ThinkingOfQwen3) {
-  const auto tokenizer = load_tokenizer("qwen3");
-  const fs::path path = "build/models/templates/qwen3.jinja";
-  if (!tokenizer || !fs::exists(path))
-    GTEST_SKIP() << "SKIPPED: to run this test: tools/fetch_tokenizers.py qwen3";
-  const auto codec =
-      std::make_shared<RealCodec>(tokenizer, std::make_unique<ChatTemplate>(read_text(path), "qwen3"));
+  const auto codec = real_codec("qwen3", "qwen3");
+  if (!codec) GTEST_SKIP() << "SKIPPED: to run this test: tools/fetch_tokenizers.py qwen3";
   const auto format = make_template_format(codec, nullptr);
   Conversation conversation;
   conversation.messages = {{.role = "user", .content = "hi"}};
@@ -320,15 +318,12 @@ class RealGrammars : public Grammars {
 // A call that must be made, or is held to a schema, in the template's own spelling: it is allowed, it is
 // read, and arguments that break the schema are not.
 TEST(ChatFormats, HeldCallsAreSpelledAsTheTemplateDoes) {
-  const auto tokenizer = load_tokenizer("gpt2");
   int num_templates = 0;
   for (const auto& [name, family] : kSpellings) {
-    const fs::path path = "build/models/templates/" + name + ".jinja";
-    if (!tokenizer || !fs::exists(path) || family != "shaped") continue;
+    const auto codec = real_codec("gpt2", name);
+    if (!codec || family != "shaped") continue;
     ++num_templates;
     SCOPED_TRACE(name);
-    const auto codec =
-        std::make_shared<RealCodec>(tokenizer, std::make_unique<ChatTemplate>(read_text(path), name));
     const auto format = make_template_format(codec, std::make_shared<RealGrammars>(*codec));
     Conversation conversation;
     conversation.messages = {{.role = "user", .content = "Go."}};
@@ -386,12 +381,9 @@ TEST(ChatFormats, HeldCallsAreSpelledAsTheTemplateDoes) {
 // Strict tools with tool_choice auto where nothing marks a call: whatever begins like one has its arguments
 // held.
 TEST(ChatFormats, StrictCallsOfLlama3) {
-  const auto tokenizer = load_tokenizer("llama3");
-  const fs::path path = "build/models/templates/llama-3.1.jinja";
-  if (!tokenizer || !fs::exists(path))
+  const auto codec = real_codec("llama3", "llama-3.1");
+  if (!codec)
     GTEST_SKIP() << "SKIPPED: to run this test: tools/fetch_tokenizers.py llama3, tools/fetch_templates.py";
-  const auto codec =
-      std::make_shared<RealCodec>(tokenizer, std::make_unique<ChatTemplate>(read_text(path), "llama-3.1"));
   const auto format = make_template_format(codec, std::make_shared<RealGrammars>(*codec));
   Conversation conversation;
   conversation.messages = {{.role = "user", .content = "hi"}};

@@ -212,8 +212,8 @@ class Run(CliTest):
         self.bad("run", self.model, "-p", "a", "--gpu-memory", "0.5", "--device", "cpu", says=["--gpu-memory", "--device cpu"])
         self.bad("run", self.model, "-p", "a", "--tensor-parallel", 17, says=["--tensor-parallel", "17"])
         self.bad("run", self.model, "-p", "a", "--pipeline-parallel", 0, says=["--pipeline-parallel", "0"])
-        self.bad("run", self.model, "-p", "a", "--tensor-parallel", 2, "--pipeline-parallel", 2,
-                 says=["--pipeline-parallel", "--tensor-parallel 2"])
+        self.bad("run", self.model, "-p", "a", "--tensor-parallel", 2, "--pipeline-parallel", 9,
+                 says=["--pipeline-parallel", "--tensor-parallel 2", "16"])
         self.bad("run", self.model, "-p", "a", "--context-parallel", 17, says=["--context-parallel", "17"])
         self.bad("run", self.model, "-p", "a", "--context-parallel", 2, "--pipeline-parallel", 2,
                  says=["--context-parallel", "--pipeline-parallel 2"])
@@ -253,6 +253,10 @@ class Run(CliTest):
         self.bad("serve", self.model, "--states-apart", 512, says=["states_apart", "512", "no layer"])
         self.bad("run", self.model, "-p", "a", "--kv-type", "int8", "--device", "reference",
                  says=["found int8", "device reference has f32"])
+        self.bad("run", self.model, "-p", "a", "--compute", "fp4", says=["--compute", "fp4", "fp8"])
+        self.bad("run", self.model, "-p", "a", "--compute", "fp8", "--device", "cpu", says=["compute", "fp8 on device cpu"])
+        self.bad("run", self.model, "-p", "a", "--compute", "fp8", "--device", "reference", "--adapter", "x=y",
+                 says=["--compute", "fp8 with --adapter"])
         self.bad("run", self.model, "-f", self.path / "none.txt", says=["none.txt"])
         self.bad("run", self.model, "-f", self.path, says=[self.path])
         self.bad("run", self.model, "-p", "word " * 100, "--ctx", 64, says=["64", "tokens", "context"])
@@ -458,6 +462,14 @@ class Inspect(CliTest):
         self.assertEqual([stages[0]["layers"][0], stages[1]["layers"][0], stages[1]["layers"][1]],
                          [0, stages[0]["layers"][1], layers])
         self.assertIn("stages of a pipeline", self.good("inspect", self.model, "--ranks", 2, "--pipeline-parallel"))
+        both = self.good_json("inspect", self.model, "--ranks", 4, "--stages", 2)["tensor_and_pipeline_parallel"]
+        self.assertEqual((both["stages"], both["ranks_of_stage"], len(both["ranks"])), (2, 2, 4))
+        self.assertEqual([rank["layers"] for rank in both["ranks"]],
+                         [[0, layers // 2]] * 2 + [[layers // 2, layers]] * 2)
+        for rank in both["ranks"]:
+            self.assertGreater(rank["memory_bytes"], rank["weight_bytes"])
+        self.assertIn("share its rows", self.good("inspect", self.model, "--ranks", 4, "--stages", 2, "--alone", 9))
+        self.bad("inspect", self.model, "--ranks", 3, "--stages", 2, says=["--stages", "--ranks"])
         # Without a link's cost it is the largest rank's part of the time; with one, latencies and bytes are added.
         alone = ("inspect", self.model, "--ranks", 2, "--alone", 10)
         free = self.good_json(*alone)["expected"]

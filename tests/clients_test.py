@@ -42,7 +42,7 @@ def python_environment(requirements):
         return python, None
     shutil.rmtree(venv, ignore_errors=True)
     for command in ([sys.executable, "-m", "venv", venv],
-                    [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", requirements]):
+                    [python, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check", "-r", requirements]):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             return None, (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]

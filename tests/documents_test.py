@@ -5,8 +5,8 @@
   tests/documents_test.py --self-test    write documents with a fault each, and fail unless each is found
 
 What is looked at: README.md, CONTRIBUTING.md, SECURITY.md and docs/, in `code spans`, code blocks and links. docs/log
-and CHANGELOG.md are history, which may name what was: there links and lengths alone are checked. docs/api.md and
-docs/benchmarks.md are generated and checked by tests of their own.
+and CHANGELOG.md are history, which may name what was: there links and lengths alone are checked, and in docs/api.md and
+docs/benchmarks.md, which are generated and have tests of their own.
 
 How a name is judged:
   a/b.h, b.h, a/*.cu     a file of the tree, whole, or from src, include, kernels or apps on, or by its last parts
@@ -15,7 +15,7 @@ How a name is judged:
   make target            a target of the Makefile
   /v1/path               a path of the server's sources
 Also: documents that sources refer to exist, and another page links to each. No line of prose over 120 characters; of
-docs/kernels and docs/architecture.md no line at all. A C or C++ program in a fenced block is a file of examples/, to the
+docs/kernels and docs/architecture.md no line at all. An essay of docs/kernels has all of ESSAY_PARTS. A C or C++ program in a fenced block is a file of examples/, to the
 letter.
 """
 
@@ -25,6 +25,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from made_trees import told, write_tree
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINE = 120
@@ -37,6 +39,9 @@ TEXT_SUFFIXES = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".inc", ".py", ".sh"
                  ".html", ".css", ".yaml", ".yml", ".cfg", ".service", ".in", ".map", ".md", ""}
 FILE_SUFFIXES = (".h", ".cpp", ".c", ".cu", ".cuh", ".inc", ".py", ".sh", ".cmake", ".md", ".svg", ".in")
 HISTORY = ("docs/log/", "CHANGELOG.md")
+# What a heading of an essay speaks of; the schedule is drawn, and what was tried stands in the log.
+ESSAY_PARTS = ("problem", "layout", "schedule", "limit", "figures", "did not work")
+NO_ESSAYS = ("docs/kernels/README.md", "docs/kernels/tile.md")  # the list of them; what kernels are written in
 GENERATED = ("docs/api.md", "docs/benchmarks.md")
 
 # Names that are right and are in no source: instructions and types of others, file names of users, placeholders.
@@ -233,6 +238,21 @@ class Checker:
             if len(line) > MAX_LINE and (strict or not may_be_long):
                 self.fault(document, number, f"has {len(line)} characters, expected at most {MAX_LINE}")
 
+    def check_essay(self, document, text):
+        if not document.startswith("docs/kernels/") or document in NO_ESSAYS:
+            return
+        sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+        headings = [section.partition("\n")[0].lower() for section in sections]
+        for part in ESSAY_PARTS:
+            self.checked += 1
+            if not any(part in heading for heading in headings):
+                self.fault(document, 1, f"no heading of this essay has '{part}'")
+        drawn = (section for section, heading in zip(sections, headings) if "schedule" in heading)
+        if "schedule" in " ".join(headings) and not any(re.search(r"^    \S", section, re.MULTILINE) for section in drawn):
+            self.fault(document, 1, "no diagram under its schedule")
+        if "](../log/" not in text:
+            self.fault(document, 1, "no link to the log")
+
     def check_examples(self, document, text):
         """A C or C++ program that a page shows is one of examples/, to the letter."""
         for match in re.finditer(r"^```(c|cpp)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
@@ -273,9 +293,9 @@ class Checker:
             else:
                 for span in SPAN.findall(line):
                     self.check_span(document, number, span)
-        if document not in GENERATED:
-            self.check_lengths(document, text.split("\n"))
+        self.check_lengths(document, text.split("\n"))
         if not history and document not in GENERATED:
+            self.check_essay(document, text)
             self.check_examples(document, text)
             self.check_map(document, text)
 
@@ -308,7 +328,9 @@ GOOD_TREE = {
     "tools/fetch.py": 'parser.add_argument("--all")  # MILLRACE_ISA\n',
     "examples/hello.c": "int main(void) { return 0; }\n",
     "docs/example.md": "```c\nint main(void) { return 0; }\n```\n\n```cpp\nint part = 1;\n```\n",
-    "docs/kernels/gemm.md": "# GEMM\n\n## The limit\n\nShort.\n",
+    "docs/kernels/gemm.md": "# GEMM\n\n## Problem\n\n## Layout and schedule\n\n    load | multiply\n\n## The limit\n\n"
+                            "## Figures\n\n## What did not work\n\n[Log](../log/gemm.md)\n",
+    "docs/log/gemm.md": "",
     "docs/log/old.md": "Here `gone_name` and `src/gone.h` were, and [the page](../good.md).\n",
     "docs/good.md": "# Good\n\n`base/paging.h` has `kBlockTokens`, `BlockTable::first_block` and `paging.h`; "
                     "`make run`; `tools/fetch.py --all`;\n`--all`; `/v1/models`; `kernels/cuda/gemm/*.cu`; "
@@ -351,13 +373,6 @@ esac
 """
 
 
-def write_tree(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
 def self_test():
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
@@ -391,13 +406,18 @@ def self_test():
         if [fault.split("has ")[-1].split(":")[0] for fault in faults] != ["src/gone/", "none/"]:
             wrong.append(f"a map with two folders that are not there: found {faults}")
         (root / "docs/architecture.md").unlink()
+        whole = GOOD_TREE["docs/kernels/gemm.md"]
+        for without, message in (("## Problem\n", "has 'problem'"), ("## Figures\n", "has 'figures'"),
+                                 ("    load | multiply\n", "no diagram"), ("[Log](../log/gemm.md)", "no link to the log")):
+            write_tree(root, {"docs/kernels/gemm.md": whole.replace(without, "")})
+            faults = faults_in(root, str(binary))[0]
+            if len(faults) != 1 or message not in faults[0]:
+                wrong.append(f"an essay without {without!r}: found {faults}")
+        write_tree(root, {"docs/kernels/gemm.md": whole})
         write_tree(root, {"src/base/bad.h": "// docs/gone.md\n"})
         if (faults := faults_in(root, str(binary))[0]) != ["src/base/bad.h: refers to docs/gone.md: no such document"]:
             wrong.append(f"a source that refers to a document that is gone: found {faults}")
-    for line in wrong:
-        print(line)
-    print(f"self-test: {len(BAD_DOCUMENTS) + 5} trees, {len(wrong)} judged wrongly")
-    return 1 if wrong else 0
+    return told(wrong, len(BAD_DOCUMENTS) + 9)
 
 
 def main():

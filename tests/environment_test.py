@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from made_trees import write_tree
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/environment.md"
 FOLDERS = ("src", "include", "kernels", "apps", "bench", "tests", "tools", "examples", "cmake", "deploy", "python",
@@ -102,9 +104,7 @@ def self_test():
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             page = "| variable |\n|---|\n" + "".join(f"| `{name}` |\n" for name in names)
-            for name, text in {**TREE, **(more or {}), PAGE: page}.items():
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
-                (root / name).write_text(text)
+            write_tree(root, {**TREE, **(more or {}), PAGE: page})
             faults = faults_in(root)[0]
             if len(faults) != len(expected) or any(piece not in fault for piece, fault in zip(expected, faults)):
                 wrong.append(f"{names}: found {faults}, expected {expected}")

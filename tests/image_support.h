@@ -114,4 +114,25 @@ inline void expect_sight(Engine& engine, const nlohmann::json& prompts, const st
   }
 }
 
+// Through the prefix cache, for a prompt of some 40 tokens before the first of its images.
+inline void expect_images_known_by_content(Engine& engine, Engine& fresh, const nlohmann::json& prompt) {
+  const Answer first = ask(engine, prompt), again = ask(engine, prompt);
+  const Answer other = ask(engine, prompt, /*exchanged=*/true);
+  EXPECT_EQ(first.usage.cached_tokens, 0);
+  EXPECT_GT(again.usage.cached_tokens, 80);
+  EXPECT_EQ(first.first, again.first);
+  EXPECT_LE(other.usage.cached_tokens, 42);
+  EXPECT_EQ(other.first, ask(fresh, prompt, /*exchanged=*/true).first);
+}
+
+// The bits of `expected`, an answer for each prompt.
+inline void expect_answers(Engine& engine, const nlohmann::json& prompts,
+                           const std::vector<Answer>& expected) {
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const Answer answer = ask(engine, prompts[i]);
+    EXPECT_EQ(answer.tokens, expected[i].tokens);
+    EXPECT_EQ(answer.first, expected[i].first);
+  }
+}
+
 }  // namespace millrace::image_testing

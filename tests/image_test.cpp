@@ -73,6 +73,41 @@ std::string from_hex(std::string_view text) {
   return out;
 }
 
+std::string refusal_of(std::string bytes) {
+  try {
+    image::decode(bytes);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kBadInput);
+    return error.what();
+  }
+  return "";
+}
+
+// Depths, palettes, interlacing, inks, orientations (tests/golden/make_odd_pictures.py).
+TEST(Image, FilesOfEveryKindAreReadAsPillowReadsThem) {
+  if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
+  const nlohmann::json all = golden::read_json(kFolder + "odd.json");
+  for (const auto& [name, expected] : all.items()) {
+    SCOPED_TRACE(name);
+    const std::string rgb = from_hex(expected.at("rgb").get<std::string>());
+    const image::Picture pillows{expected.at("width"), expected.at("height"), {rgb.begin(), rgb.end()}};
+    const image::Picture picture = image::decode(from_hex(expected.at("file").get<std::string>()));
+    ASSERT_EQ(picture.width, pillows.width);
+    ASSERT_EQ(picture.height, pillows.height);
+    EXPECT_LE(largest_difference(picture, pillows), expected.at("bound").get<int>());
+  }
+}
+
+TEST(Image, AFileOfManyScansIsRefused) {
+  if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
+  const nlohmann::json all = golden::read_json(kFolder + "odd.json");
+  std::string file = from_hex(all.at("progressive.jpg").at("file").get<std::string>());
+  const size_t last = file.rfind("\xff\xda"), end = file.rfind("\xff\xd9");
+  const std::string scan = file.substr(last, end - last);
+  for (int i = 0; i < 600; ++i) file.insert(end, scan);
+  EXPECT_NE(refusal_of(file).find("more than 500 scans"), std::string::npos);
+}
+
 // What two samples of 16 bits, or a gamma chunk, would become if they were taken for light.
 TEST(Image, SamplesAreTakenAsTheyAre) {
   if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
@@ -86,16 +121,6 @@ TEST(Image, SamplesAreTakenAsTheyAre) {
   const std::vector<uint8_t> expected = {0x12, 0x56, 0x9a, 0xde, 0x0f, 0x2d};
   EXPECT_EQ(image::decode(wide).rgb, expected);
   EXPECT_EQ(image::decode(light).rgb, expected);
-}
-
-std::string refusal_of(std::string bytes) {
-  try {
-    image::decode(bytes);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kBadInput);
-    return error.what();
-  }
-  return "";
 }
 
 TEST(Image, BadFilesAreRefusedInOneLine) {
@@ -179,27 +204,18 @@ TEST(Image, HoweverThePromptIsCut) {
   const nlohmann::json golden = golden::read_json(kFolder + "golden.json");
   for (const std::string& device : golden::device_names()) {
     SCOPED_TRACE(device);
-    const auto whole = open(device), cut = open(device, 20);
-    for (const nlohmann::json& prompt : golden.at("prompts")) {
-      const Answer a = ask(*whole, prompt), b = ask(*cut, prompt);
-      EXPECT_EQ(a.tokens, b.tokens);
-      EXPECT_EQ(a.first, b.first);
-    }
+    const auto whole = open(device);
+    std::vector<Answer> expected;
+    for (const nlohmann::json& prompt : golden.at("prompts")) expected.push_back(ask(*whole, prompt));
+    expect_answers(*open(device, 20), golden.at("prompts"), expected);
   }
 }
 
 TEST(Image, ThePrefixCacheKnowsImagesByTheirContent) {
   if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
   const nlohmann::json golden = golden::read_json(kFolder + "golden.json");
-  const nlohmann::json& prompt = golden.at("prompts").at(1);  // 41 tokens before the first image
-  const auto engine = open("cpu");
-  const Answer first = ask(*engine, prompt), again = ask(*engine, prompt);
-  const Answer other = ask(*engine, prompt, /*exchanged=*/true);
-  EXPECT_EQ(first.usage.cached_tokens, 0);
-  EXPECT_GT(again.usage.cached_tokens, 80);
-  EXPECT_EQ(first.first, again.first);
-  EXPECT_LE(other.usage.cached_tokens, 42);
-  EXPECT_EQ(other.first, ask(*open("cpu"), prompt, /*exchanged=*/true).first);
+  // 41 tokens before the first image
+  expect_images_known_by_content(*open("cpu"), *open("cpu"), golden.at("prompts").at(1));
 }
 
 TEST(Image, WhatCannotBeIsRefused) {

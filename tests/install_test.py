@@ -10,10 +10,11 @@ compiler and pkg-config, that runs attention on the CPU; the man page, the compl
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from programs import expect, run
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "tests/golden/models/llama3/model.gguf"
@@ -30,18 +31,6 @@ target_link_libraries(attention PRIVATE millrace::kernels m)
 add_executable(attention_static attention.c)
 target_link_libraries(attention_static PRIVATE millrace::kernels_static m)
 """
-
-
-def run(*command, **options):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **options)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
-    return done.stdout
-
-
-def expect(good, message):
-    if not good:
-        sys.exit(message)
 
 
 def exported(library):

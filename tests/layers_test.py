@@ -17,14 +17,15 @@
     dist, which has no public header yet. tests and bench see everything, and nobody sees them.
 
 Also: every header is read once, every quoted include names a file, and no headers include each other in a circle,
-anywhere in the tree. Run with --self-test it builds small trees with each of these faults and fails unless each is
+anywhere in the tree; inline assembly of CUDA stands in include/millrace/kernels/tile/ptx alone. Run with --self-test it builds small trees with each of these faults and fails unless each is
 found. tests/tree_test.py looks at the files themselves.
 """
 
 import re
 import sys
-import tempfile
 from pathlib import Path
+
+import made_trees
 
 BELOW_BACKEND = {"base", "tensor", "quant"}
 MAY_SEE = {  # layer -> the other layers whose headers it may include; what of kernels/ is said below
@@ -64,6 +65,8 @@ HEADERS = {".h", ".cuh"}
 C_HEADERS = {"stddef.h", "stdint.h", "stdbool.h"}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<(millrace/[^>]+)>)', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(?!millrace/)([^>]+)>", re.MULTILINE)
+ASSEMBLY = re.compile(r"\basm(?: volatile)?\s*\(")
+PTX = Path("include/millrace/kernels/tile/ptx")
 READ_ONCE = re.compile(r"^[ \t]*#[ \t]*(?:pragma once\b|ifndef (\w+)\s+#[ \t]*define \1\b)", re.MULTILINE)
 # A comment, or what may look like the start of one and is not: a string or a character.
 COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -210,6 +213,8 @@ def faults_in_file(root, source, graph):
         graph.setdefault(source, set()).add(target)
         if reason := fault_of_include(source, target):
             faults.append(f"{where}: {reason}")
+    if source.suffix in (".cu", ".cuh") and layer not in ANYTHING and source.parent != PTX and ASSEMBLY.search(text):
+        faults.append(f"{source}: has inline assembly, which is for {PTX}")
     if layer == "kernel_api" and source.suffix != ".cuh":  # device code (tile/) is C++ and CUDA
         faults += [f"{source}: includes <{name}>: expected a header of C: {', '.join(sorted(C_HEADERS))}"
                    for name in SYSTEM_INCLUDE.findall(text) if name not in C_HEADERS]
@@ -251,8 +256,8 @@ GOOD_TREE = {
     "kernels/cpu/quant/encoder.h": ONCE + '#include "kernels/quant/blocks.h"\n',
     "kernels/cpu/matmul/gemv.h": ONCE + '#include "millrace/kernels/device.h"\n#include "base/error.h"\n',
     "kernels/cpu/matmul/gemv_test.cpp": '#include "gemv.h"\n#include "kernels/reference/matmul.h"\n',
-    "kernels/cuda/gemm/gemm.h": ONCE + '#include "kernels/cuda/ptx/wgmma.cuh"\n',
-    "kernels/cuda/ptx/wgmma.cuh": ONCE,
+    "kernels/cuda/gemm/gemm.h": ONCE + '#include "millrace/kernels/tile/ptx/wgmma.cuh"\n',
+    "include/millrace/kernels/tile/ptx/wgmma.cuh": ONCE + 'asm volatile("wgmma.fence;");\n',
     "kernels/reference/matmul.h": ONCE + '#include "kernels/quant/blocks.h"\n',
     "src/backend/backend.h": ONCE + '#include "quant/request.h"\n',
     "src/backend/registry.cpp": '#include "backend/cpu/cpu.h"\n',
@@ -290,6 +295,7 @@ BAD_FILES = {  # file -> (text, a piece of the message that must come)
     "kernels/cpu/bad3.cpp": ('#include "kernels/reference/matmul.h"\n', "kernels/cpu may not see kernels/reference"),
     "kernels/quant/bad.h": (ONCE + '#include "kernels/cpu/quant/encoder.h"\n', "kernels/quant may not see kernels/cpu"),
     "kernels/cuda/gemm/bad.cu": ('#include "quant/request.h"\n', "kernels may not see quant"),
+    "kernels/cuda/gemm/bad2.cu": ('asm volatile("bar.sync 1, 128;");\n', "has inline assembly"),
     "kernels/bad.cpp": ('#include "millrace/engine.h"\n', "the public API is for engine and apps"),
     "include/millrace/kernels/bad.h": (ONCE + '#include "millrace/error.h"\n', "may see itself alone"),
     "include/millrace/kernels/bad2.h": (ONCE + "#include <vector>\n", "includes <vector>: expected a header of C"),
@@ -323,33 +329,10 @@ CIRCLE = {  # of three headers, in folders that may see one another
 }
 
 
-def write_tree(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
 def self_test():
-    wrong = []
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        write_tree(root, GOOD_TREE)
-        if faults := faults_in(root)[0]:
-            wrong.append(f"a good tree is called bad: {faults}")
-        bad_trees = [({name: text}, message) for name, (text, message) in BAD_FILES.items()]
-        bad_trees.append((CIRCLE, "a.h -> kernels/cpu/matmul/b.h -> kernels/cpu/simd/c.h -> kernels/cpu/matmul/a.h"))
-        for files, message in bad_trees:
-            write_tree(root, files)
-            faults = faults_in(root)[0]
-            if len(faults) != 1 or message not in faults[0]:
-                wrong.append(f"{', '.join(files)}: found {faults}, expected one fault with '{message}'")
-            for name in files:
-                (root / name).unlink()
-    for line in wrong:
-        print(line)
-    print(f"self-test: {len(bad_trees) + 1} trees, {len(wrong)} judged wrongly")
-    return 1 if wrong else 0
+    bad_trees = made_trees.of_one_file(BAD_FILES)
+    bad_trees.append((CIRCLE, "a.h -> kernels/cpu/matmul/b.h -> kernels/cpu/simd/c.h -> kernels/cpu/matmul/a.h"))
+    return made_trees.judge(lambda root: faults_in(root)[0], GOOD_TREE, bad_trees)
 
 
 def main():

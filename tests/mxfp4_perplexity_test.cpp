@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "engine/runtime.h"
 #include "golden_reader.h"
-#include "quant/request.h"
+#include "quant/type_request.h"
 
 namespace millrace {
 namespace {

@@ -2,8 +2,9 @@
 """Nothing is kept per process (docs/architecture.md, Devices): what the libraries can write to, outside of objects that
 somebody made, is the list below. None of it can change a result.
 
-  tests/process_state_test.py BUILD        the archives of a build folder but CUDA's, where nvcc registers code
-  tests/process_state_test.py --self-test  lines of a symbol table, and what must be said of them
+  tests/process_state_test.py BUILD        the archives of a build folder, and CUDA's sources: into what is made of
+                                           those nvcc puts variables of its own
+  tests/process_state_test.py --self-test  lines of a symbol table and of sources, and what must be said of them
 """
 
 import re
@@ -30,6 +31,19 @@ OF_A_THREAD = {  # what a call leaves is of no use to the next one, or is for th
     "::scratch": "the sampler's memory, used again",
     "::entries": "the same",
 }
+# CUDA's folders, and what their sources keep for a thread: functions that have no handle to keep it in.
+CUDA_FOLDERS = ("kernels/cuda", "kernels/api/cuda", "src/backend/cuda")
+OF_A_CUDA_THREAD = {
+    "query_buffer, key_buffer, value_buffer, output_buffer": "flash_attention_v2_decode's memory, used again",
+    "thread_default": "the sequence of flash_attention_v2_opt_decode, which _reset and _cleanup name by NULL",
+}
+# thread_local, static and device variables anywhere; at the first column of a line any other that is not constant.
+VARIABLE = re.compile(
+    r"^(?:[ \t]*thread_local[ \t]+(?P<of_thread>[^;({=]+?)[ \t]*[;={]"
+    r"|[ \t]*(?:static|__device__|__managed__|__constant__)[ \t]+(?!const\b|constexpr\b)[\w:<>,*&\[\] ]+?[ \t]*[;={]"
+    r"|(?!using|struct|class|union|enum|return|extern|namespace|typedef|friend|template|static|inline constexpr|constexpr|const\b)"
+    r"(?:inline )?[A-Za-z_][\w:<>,*& ]*[ *&]\w+(?:\[\w*\])*(?: = [^;]*)?;)", re.MULTILINE)
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 # objdump -t: address, flags, section, size, name. Constants with addresses in them lie in .data.rel.ro.
 SYMBOL = re.compile(r"^[0-9a-f]+ .{7} \.(data|bss|tdata|tbss)(?:\.(?!rel)\S*)?\t[0-9a-f]+ +(?:\.hidden )?(\S.*)$")
 CONSTANT = re.compile(r"(?:^|::)k[A-Z]\w*$")  # g++ 12 leaves a constexpr std::array of deduced type in .data
@@ -66,6 +80,24 @@ def faults_in(library, table, constants=frozenset()):
     return faults, seen
 
 
+def faults_of_source(name, text):
+    faults = []
+    for match in VARIABLE.finditer(COMMENT.sub("", text)):
+        kept = match.group("of_thread")
+        if kept is None or not any(kept.endswith(known) for known in OF_A_CUDA_THREAD):
+            faults.append(f"{name}: {match.group().strip()}: state of the {'process' if kept is None else 'thread'}")
+    return faults
+
+
+def faults_of_cuda():
+    sources = [path for folder in CUDA_FOLDERS for path in sorted((ROOT / folder).rglob("*"))
+               if path.suffix in (".cpp", ".cu", ".h", ".cuh") and not path.stem.endswith("_test")]
+    faults = [] if sources else ["no sources of CUDA"]
+    for path in sources:
+        faults += faults_of_source(path.relative_to(ROOT), path.read_text())
+    return faults
+
+
 def self_test():
     line = "0000000000000000 l     O .{}\t0000000000000008 {}"
     cases = {
@@ -83,8 +115,26 @@ def self_test():
         line.format("tbss", "millrace::cpu::workspace"): 1,
         line.format("bss", "millrace::api::(anonymous namespace)::last_error"): 1,  # of the process: not per thread
     }
+    sources = {
+        "constexpr int kWarps = 4;": 0,
+        "const Table kTable = make();": 0,
+        "static constexpr int kWarps = 4;": 0,
+        "  static void release(void* data) noexcept;": 0,
+        "static __global__ void plan(Call call) {": 0,
+        "  int count = 0;": 0,  # a member, or of a function
+        "thread_local std::unique_ptr<flash_attention_v2_opt> thread_default;": 0,
+        "// static int calls = 0;": 0,
+        "thread_local std::vector<int> scratch;": 1,
+        "  static int calls = 0;": 1,
+        "  static std::once_flag once;": 1,
+        "int calls = 0;": 1,
+        "std::unique_ptr<Device> current;": 1,
+        "__device__ unsigned tickets[64];": 1,
+        "__constant__ float table[256];": 1,
+    }
     wrong = [text for text, count in cases.items() if len(faults_in("x.a", text, {"names"})[0]) != count]
-    print(*wrong, f"self-test: {len(cases)} symbols, {len(wrong)} judged wrongly", sep="\n")
+    wrong += [text for text, count in sources.items() if len(faults_of_source("x.cu", text)) != count]
+    print(*wrong, f"self-test: {len(cases) + len(sources)} lines, {len(wrong)} judged wrongly", sep="\n")
     return 1 if wrong else 0
 
 
@@ -100,6 +150,7 @@ def main():
         faults, seen = faults + found, seen | known
     if not libraries:
         faults.append(f"{build}: no libraries")
+    faults += faults_of_cuda()
     unused = {"buffer_pool()::pool", "api::(anonymous namespace)::last_error"} - seen
     faults += [f"{name} was not found: is this still how symbols are listed?" for name in unused]
     print(*faults, f"process state: {len(libraries)} libraries, {len(seen)} variables, {len(faults)} faults", sep="\n")

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -313,6 +314,10 @@ class Measure(QuantizeCase):
         self.assertEqual(coded["kl"]["tokens"], coded["scored_tokens"])
         alone = self.perplexity(model, "--kv-type", "f32")["perplexity"]
         self.assertAlmostEqual(coded["perplexity"] / alone, coded["kl"]["perplexity_ratio"], places=5)
+        # FP8 prompts of the coded file, beside its own full ones.
+        fp8 = self.perplexity(out, "--device", "reference", "--compute", "fp8", "--kl")["kl"]
+        self.assertGreater(fp8["mean"], 0.0)
+        self.assertLess(fp8["mean"], coded["kl"]["mean"])
         # Windows that overlap: every token once, as without a baseline.
         strided = self.perplexity(out, "--ctx", 6, "--stride", 3, "--kl", model)
         self.assertEqual(strided["kl"]["tokens"], strided["scored_tokens"])
@@ -347,7 +352,7 @@ class ImportanceMatrix(QuantizeCase):
         return out
 
     def test_weighs_the_errors_of_every_kind_of_model(self):
-        for name in ("llama3", "qwen3moe", "gpt2"):
+        for name in ("llama3", "qwen3moe", "gpt2", "deepseek-v3", "qwen35", "nemotron-h-moe", "rwkv7"):
             model = GOLDEN / name / "hf"
             imatrix = self.calibrated(model)
             for kind in ("q4_0", "iq4_nl"):
@@ -375,6 +380,35 @@ class ImportanceMatrix(QuantizeCase):
         self.bad("calibrate", model, "-f", self.path / "none", "-o", out, says=["none"])
         self.bad("calibrate", model, "-f", TEXT, "-o", out, "--device", "tpu", says=["tpu"])
         self.assertFalse(out.exists())
+
+
+class OutputAlone(QuantizeCase):
+    """A directory whose embedding is its output, stored under the output's name: transformers reads it."""
+
+    def directory(self, **config):
+        source, to = GOLDEN / "llama3" / "hf", self.path / "alone"
+        shutil.copytree(source, to)
+        data = (source / "model.safetensors").read_bytes()
+        length = struct.unpack("<Q", data[:8])[0]
+        tensors = json.loads(data[8 : 8 + length])
+        tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+        header = json.dumps(tensors).encode()
+        (to / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + data[8 + length :])
+        (to / "config.json").write_text(json.dumps(json.loads((source / "config.json").read_text()) | config))
+        return to
+
+    def test_it_is_both(self):
+        alone = self.directory()
+        self.assertEqual(self.logits(alone), self.logits(GOLDEN / "llama3" / "hf"))
+        files = [self.path / name for name in ("a.gguf", "b.gguf")]
+        for model, out in zip((alone, GOLDEN / "llama3" / "hf"), files):
+            self.good("quantize", model, out, "--type", "q4_0")
+        self.assertEqual(*(self.logits(file) for file in files))
+        self.assertEqual(*(file.stat().st_size // 64 for file in files))  # but for the directory's name in it
+
+    def test_not_where_they_are_two(self):
+        self.bad("logits", self.directory(tie_word_embeddings=False), "--tokens", "1", "--out", self.path / "l.npy",
+                 says=["model.embed_tokens.weight: found nothing"])
 
 
 class Fp8(QuantizeCase):

@@ -164,12 +164,7 @@ void expect_same_however_cut(const std::string& device, const nlohmann::json& pr
   std::vector<Answer> expected;
   for (const nlohmann::json& prompt : prompts) expected.push_back(ask(*whole, prompt));
   for (const int32_t step : {4, 7, 33}) {
-    const auto cut = open(device, step);
-    for (size_t i = 0; i < expected.size(); ++i) {
-      const Answer answer = ask(*cut, prompts[i]);
-      EXPECT_EQ(answer.tokens, expected[i].tokens);
-      EXPECT_EQ(answer.first, expected[i].first);
-    }
+    expect_answers(*open(device, step), prompts, expected);
   }
   const auto together = open(device, 24);
   std::vector<EventStream> streams;
@@ -196,15 +191,8 @@ TEST(QwenImage, HoweverThePromptIsCut) {
 TEST(QwenImage, ThePrefixCacheKnowsImagesByTheirContent) {
   if (!decodes()) GTEST_SKIP() << "this build has no libpng and libjpeg-turbo";
   const nlohmann::json golden = golden::read_json(kQwen + "golden.json");
-  const nlohmann::json& prompt = golden.at("prompts").at(1);  // 42 tokens before the first image
-  const auto engine = open("cpu");
-  const Answer first = ask(*engine, prompt), again = ask(*engine, prompt);
-  const Answer other = ask(*engine, prompt, /*exchanged=*/true);
-  EXPECT_EQ(first.usage.cached_tokens, 0);
-  EXPECT_GT(again.usage.cached_tokens, 80);
-  EXPECT_EQ(first.first, again.first);
-  EXPECT_LE(other.usage.cached_tokens, 42);
-  EXPECT_EQ(other.first, ask(*open("cpu"), prompt, /*exchanged=*/true).first);
+  // 42 tokens before the first image
+  expect_images_known_by_content(*open("cpu"), *open("cpu"), golden.at("prompts").at(1));
 }
 
 TEST(QwenImage, WhatCannotBeIsRefused) {

@@ -52,7 +52,7 @@ def venv_python(what, package):
     made = subprocess.run([sys.executable, "-m", "venv", venv], capture_output=True, text=True)
     if made.returncode != 0:
         skip(what, "Python cannot make a virtual environment", "install it: apt-get install python3-venv")
-    done = subprocess.run([python, "-m", "pip", "install", "-q", package], capture_output=True, text=True)
+    done = subprocess.run([python, "-m", "pip", "install", "-q", "--no-compile", package], capture_output=True, text=True)
     if done.returncode != 0:
         skip(what, f"{package} cannot be had from PyPI", (done.stderr.strip().splitlines() or ["no reason given"])[-1])
     ready.touch()

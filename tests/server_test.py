@@ -5,7 +5,7 @@
 Run from the repository root. The model is build/models/SmolLM2-135M-Instruct.Q4_1.gguf (tools/fetch_model.py smollm2); the
 client comes from PyPI into build/python/openai, and jsonschema, which holds the answers to /openapi.json, likewise. What
 cannot be had is skipped and said. The clients' tests are in server/clients.py and server/ollama_api.py, those of limits and
-signals in server/limits.py, those of several models in server/models.py.
+signals in server/limits.py, those of several models in server/models.py. Attacks are server_attacks_test.py's.
 """
 
 import json
@@ -15,26 +15,23 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "server"))
 import harness  # noqa: E402
 import malformed  # noqa: E402
 import shared  # noqa: E402
-from budget import Budget  # noqa: E402, F401
 from clients import NodeClient, OfficialClient  # noqa: E402, F401
 from codes import ErrorCodes  # noqa: E402, F401
 from description import Description  # noqa: E402
-from harness import SMOLLM2, Server, in_threads, post  # noqa: E402
+from harness import SMOLLM2, in_threads, post  # noqa: E402
 from images import Images, ImagesOfAnyShape, ImagesOfFiles  # noqa: E402, F401
 from limits import Limits  # noqa: E402, F401
 from messages import AnthropicClient, AnthropicNode, AnthropicThinking  # noqa: E402, F401
 from models import Adapters, FromAFile, OneAtATime, Several  # noqa: E402, F401
 from ollama_api import OllamaClient  # noqa: E402, F401
 from recorded import Recorded  # noqa: E402, F401
-from shared import LONG, MESSAGES, SharedServer, describe, wait_for  # noqa: E402
+from shared import LONG, MESSAGES, HarmonyServer, SharedServer, wait_for  # noqa: E402
 from tool_calls import OpenObjects, ToolCalls  # noqa: E402, F401
 from prompt_logprobs import PromptLogprobs  # noqa: E402, F401
 from ranks_and_gaps import CrossEncoders, Gaps, Ranks, TextOfModels  # noqa: E402, F401
@@ -282,7 +279,7 @@ class Streams(SharedServer):
             self.assertEqual(one(i)[2], together[i][2])
 
 
-class Harmony(unittest.TestCase):
+class Harmony(HarmonyServer):
     """gpt-oss's format with random weights: what a model does that follows nothing must still come out in shape."""
 
     SCHEMA = {"type": "object", "additionalProperties": False, "required": ["name", "age", "tags"],
@@ -291,23 +288,6 @@ class Harmony(unittest.TestCase):
     TOOL = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": {
         "type": "object", "additionalProperties": False, "required": ["city"],
         "properties": {"city": {"type": "string", "maxLength": 8}}}}}
-
-    @classmethod
-    def setUpClass(cls):
-        cls.directory = tempfile.TemporaryDirectory(prefix="millrace-harmony-test-")
-        model = pathlib.Path(cls.directory.name) / "tiny.gguf"
-        subprocess.run([shared.BINARY, "synth", "tiny-gpt-oss", str(model)], check=True, capture_output=True)
-        cls.model = model
-        cls.server = Server(shared.BINARY, model, "--ctx", 2048)
-        cls.server.__enter__()
-        describe(cls.server)
-        tokens = cls.server.json("POST", "/tokenize", {"content": "<|end|>"})[1]["tokens"]
-        cls.end = {str(tokens[-1]): 8}  # thoughts of random weights would hardly ever end by themselves
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.server.__exit__()
-        cls.directory.cleanup()
 
     def ask(self, seed, **fields):
         status, answer = self.server.json("POST", "/v1/chat/completions", {

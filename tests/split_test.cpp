@@ -118,6 +118,7 @@ TEST(Split, OtherRoutersAgreeWithTransformers) {
 TEST(Split, LayersAgreeWithTransformers) {
   expect_golden("gpt2", {{"cpu+reference", 1, ""}});
   expect_golden("qwen3next", {{"reference+cpu", 2, "1"}});
+  expect_golden("kimi-linear", {{"reference+cpu", 2, "1"}});  // products of products, three convolutions
 }
 
 // With every weight on one of them a split has that device's own bits.

@@ -5,9 +5,9 @@
                                           CMAKE_UNITY_BUILD=OFF; UNITY: one configured with ON, and built
 
 Sources that the build itself writes are written first. What UNITY compiles by itself too is left out, and so is a file
-whose headers have not changed since it last passed. Headers of other projects that take longer to read than most files
-(HEAVY) are precompiled, and stand first in the files that include them, if only through others: what they bring of the
-standard library is not missed there. Status 1 when a file does not compile.
+whose headers have not changed since it last passed. Headers of others that take longer to read than most files (HEAVY)
+are precompiled, and stand first in the files that include them, if only through others. What that would hide is looked
+for in the text: a header names nothing of std (OF_STD) that it does not include. Status 1 when a file does not compile.
 """
 
 import json
@@ -22,7 +22,22 @@ from pathlib import Path
 
 JOBS = os.cpu_count() or 2
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = {"gtest/gtest.h", "nlohmann/json.hpp"}
+HEAVY = {"gtest/gtest.h", "nlohmann/json.hpp", "fmt/core.h"}
+# Flags that change no error of -fsyntax-only: without them the files of all targets share what is precompiled.
+WITHOUT = re.compile(r"-(O\w*|g\d?|fPIC|fPIE)")
+# What headers take from std, by the header that has it.
+OF_STD = {name: header for header, names in {
+    "vector": "vector", "string": "string", "string_view": "string_view", "optional": "optional",
+    "memory": "unique_ptr shared_ptr weak_ptr make_unique make_shared", "functional": "function", "span": "span",
+    "array": "array", "map": "map", "unordered_map": "unordered_map", "set": "set", "list": "list", "deque": "deque",
+    "mutex": "mutex lock_guard unique_lock", "thread": "thread jthread", "atomic": "atomic", "chrono": "chrono",
+    "condition_variable": "condition_variable", "variant": "variant"}.items() for name in names.split()}
+# What other headers are there to bring: those of other projects, and of std what their own interface is made of.
+BRINGS = {"string": {"string_view"}, "filesystem": {"string", "string_view"}, "condition_variable": {"mutex"},
+          "fmt/core.h": {"string", "string_view"}, "fmt/format.h": {"string", "string_view"},
+          "nlohmann/json.hpp": {"string", "string_view", "vector", "map", "memory"},
+          "nlohmann/json_fwd.hpp": {"string", "vector", "map", "memory"},
+          "gtest/gtest.h": {"string", "string_view", "vector", "memory", "set", "map", "functional"}}
 
 
 def passed_before(stamp):
@@ -35,7 +50,7 @@ def passed_before(stamp):
 
 
 def command_of(entry):
-    return [part for part in shlex.split(entry["command"]) if not part.endswith("/ccache")]
+    return [part for part in shlex.split(entry["command"]) if not part.endswith("/ccache") and not WITHOUT.fullmatch(part)]
 
 
 def reached(source, folders, seen):
@@ -52,6 +67,21 @@ def reached(source, folders, seen):
         else:
             found.add(name)
     return found
+
+
+def headers_that_lack():
+    """Headers that name what of std neither they nor what they include includes."""
+    folders = [ROOT, ROOT / "apps", *(ROOT / top for top in ("src", "include", "apps/cli", "apps/server"))]
+    faults = []
+    for header in sorted(path for top in ("src", "apps", "kernels", "include", "python/src", "tests")
+                         for path in (ROOT / top).rglob("*.h")):
+        text = re.sub(r"//[^\n]*", "", header.read_text(encoding="utf-8"))
+        has = reached(header, folders, set())
+        has |= {brought for name in has for brought in BRINGS.get(name, ())}
+        for name in sorted(set(re.findall(r"\bstd::(\w+)\b", text))):
+            if name in OF_STD and OF_STD[name] not in has:
+                faults.append(f"{header.relative_to(ROOT)}: names std::{name} and includes no <{OF_STD[name]}>")
+    return faults
 
 
 class Precompiled:
@@ -124,14 +154,16 @@ def main():
     if generated and subprocess.run(["ninja", "-C", build, *generated], stdout=subprocess.DEVNULL).returncode != 0:
         return 1
     precompiled = Precompiled(stamps)
+    lacking = headers_that_lack()
+    print("".join(fault + "\n" for fault in lacking), end="", flush=True)
     failed = 0
     with ThreadPoolExecutor(JOBS) as pool:
         for fault in pool.map(lambda entry: compile_alone(entry, stamps, precompiled), entries):
             if fault:
                 failed += 1
                 print(fault, flush=True)
-    print(f"alone: {len(entries)} files, {failed} do not compile by themselves")
-    return 1 if failed else 0
+    print(f"alone: {len(entries)} files, {failed} do not compile by themselves; {len(lacking)} headers lack one")
+    return 1 if failed or lacking else 0
 
 
 if __name__ == "__main__":

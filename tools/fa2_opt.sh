@@ -21,7 +21,7 @@ read -ra arch <<<"$arch"
 flags=(-std=c++20 -O3 --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-fPIC,-fvisibility=hidden)
 flags+=(-I. -Iinclude "${arch[@]}")
 sources=(kernels/cuda/resident/*.cu kernels/api/cuda/flash_attention_v2*.cpp
-  kernels/cuda/resident/resident_session.cpp tests/fa2/standalone_status.cpp)
+  kernels/cuda/resident/resident_session.cpp kernels/api/mr_status_name.cpp tests/fa2/standalone_status.cpp)
 objects=()
 for source in "${sources[@]}"; do
   object=$out/$(basename "$source").o

@@ -31,7 +31,8 @@ def main():
     shutil.rmtree(out, ignore_errors=True)
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            if not name.startswith(PACKAGE) or name.endswith(("/jax.py", "libmillrace_jax.so")) or "/include/" in name:
+            left_out = name.endswith(("/", "/jax.py", "/jax.pyi", "libmillrace_jax.so")) or "/include/" in name
+            if not name.startswith(PACKAGE) or left_out:  # "/": auditwheel's archives name folders
                 continue
             path = to / name.removeprefix(PACKAGE)
             path.parent.mkdir(parents=True, exist_ok=True)

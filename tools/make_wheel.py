@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """`make wheel`: the packages of this repository as wheels in build/wheelhouse, fit for other machines.
 
-    tools/make_wheel.py [--cuda auto|on|off] [--out FOLDER] [-C NAME=VALUE ...]
+    tools/make_wheel.py [--cuda auto|on|off] [--python PYTHON ...] [--out FOLDER] [-C NAME=VALUE ...]
 
-millrace is built for the Python that runs this (3.11: a wheel of its own; from 3.12 on: one for the stable ABI), then
-auditwheel puts in the libraries that not every machine has and names the oldest system that it runs on. millrace-kernels
-(python/kernels) follows where it is. -C goes to scikit-build-core: -C cmake.build-type=RelWithDebInfo.
+millrace is built for the Python that runs this and for every other that --python names (3.11: a wheel of its own; from
+3.12 on: one for the stable ABI, that every later one takes), then auditwheel puts in the libraries that not every machine
+has and names the oldest system that it runs on. millrace-kernels (python/kernels) follows where it is. -C goes to scikit-build-core: -C cmake.build-type=RelWithDebInfo.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 import python_env
 
 ROOT = python_env.ROOT
+KERNELS_BUILD = ROOT / "tests" / "python" / "kernels_build_requirements.txt"
 
 
 def run(*command, **options):
@@ -36,7 +37,7 @@ def build_engine(python, out, settings):
         # The compilers by the names that CMake's presets find them by: ccache knows them apart by that.
         env={"CC": "cc", "CXX": "c++", "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1", **os.environ})
     wheel, = raw.glob("millrace-*.whl")
-    for old in out.glob("millrace-*.whl"):
+    for old in out.glob(f"millrace-*-{wheel.name.split('-')[2]}-*.whl"):  # of this Python
         old.unlink()
     repair(python, wheel, out)
     shutil.rmtree(raw)
@@ -49,13 +50,21 @@ def repair(python, wheel, out):
         capture_output=True, env={"PATH": f"{python.parent}:/usr/bin:/bin"})
 
 
-def build_kernels(python, out):
+def build_kernels(python, out, settings):
     folder = ROOT / "python" / "kernels"
     if not (folder / "pyproject.toml").is_file():
         return
+    # Of torch and jaxlib the headers, and what is linked: not what they need to run, CUDA's libraries of gigabytes.
+    builder, why = python_env.environment(KERNELS_BUILD, alone=("torch", "jaxlib"))
+    if builder is None:
+        sys.exit(f"make wheel: what millrace-kernels is built with cannot be had from PyPI: {why}")
     raw = out / "raw"
     shutil.rmtree(raw, ignore_errors=True)
-    run(python, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "-w", raw, folder)
+    run(builder, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-build-isolation", "--no-deps", "-w", raw,
+        *(part for setting in settings for part in ("-C", setting)), "-C", "cmake.define.MILLRACE_TORCH=ON",
+        "-C", "cmake.define.MILLRACE_JAX=ON", "-C", "cmake.define.MILLRACE_KERNELS_ARCHIVE=",  # not the last build's
+        "-C", f"build-dir={ROOT / 'build' / 'kernels_python'}", folder,
+        env={"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1", **os.environ})
     for old in out.glob("millrace_kernels-*.whl"):
         old.unlink()
     wheel, = raw.glob("millrace_kernels-*.whl")
@@ -68,6 +77,7 @@ def main():
     parser.add_argument("--cuda", choices=("auto", "on", "off"), default="auto", help="auto: where nvcc is on the PATH")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "wheelhouse")
     parser.add_argument("--engine-only", action="store_true", help="not millrace-kernels")
+    parser.add_argument("--python", action="append", default=[], help="build the engine for this Python too")
     parser.add_argument("-C", dest="settings", action="append", default=[], help="for scikit-build-core")
     options = parser.parse_args()
     python, why = python_env.environment()
@@ -75,9 +85,15 @@ def main():
         sys.exit(f"make wheel: the tools cannot be had from PyPI: {why}")
     with_cuda = options.cuda == "on" or options.cuda == "auto" and shutil.which("nvcc") is not None
     cuda = f"cmake.define.MILLRACE_CUDA={'ON' if with_cuda else 'OFF'}"
-    build_engine(python, options.out.resolve(), [cuda, *options.settings])
+    others = [python_env.environment(interpreter=other) for other in options.python]
+    for other, (found, why) in zip(options.python, others):
+        if found is None:
+            sys.exit(f"make wheel: --python {other}: {why}")
+    for each in dict.fromkeys([python, *(found for found, _ in others)]):
+        build_engine(each, options.out.resolve(), [cuda, *options.settings])
     if not options.engine_only:
-        build_kernels(python, options.out.resolve())
+        # Settings of the engine's build (its folder, its type) are not this one's: the kernels are the preset's.
+        build_kernels(python, options.out.resolve(), [cuda])
     for wheel in sorted(options.out.glob("*.whl")):
         print(f"{wheel.relative_to(ROOT) if wheel.is_relative_to(ROOT) else wheel}: {wheel.stat().st_size / 1e6:.1f} MB")
 

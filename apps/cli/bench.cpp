@@ -266,10 +266,7 @@ void add_bench(CommandLine& line) {
                "joules a token, of the GPU (NVML) and the processors (RAPL, which root may read)");
   command.flag("--json", options->json, "one JSON object");
   const std::shared_ptr<ClientOptions> clients = add_client_options(command, options->engine);
-  add_device_options(command, options->engine);
-  add_rank_options(command, options->engine);
-  add_quantize_option(command, options->engine);
-  add_adapter_option(command, options->engine);
+  add_loading_options(command, options->engine);
   command.footer(kBenchFooter);
   // What the other way of measuring would not look at is refused, not ignored.
   const auto many = [clients] { return clients->clients > 0; };

@@ -11,6 +11,7 @@
 #include "backend/forwarding_executor.h"
 #include "backend/peak.h"
 #include "base/error.h"
+#include "base/paging.h"
 #include "bench_machine.h"
 #include "output.h"
 #include "prompt.h"
@@ -94,6 +95,35 @@ class MeteredExecutor final : public ForwardingExecutor {
       totals.bytes += (s.context_len + s.num_tokens - first) * kv_bytes_per_token(op.layer);
     }
   }
+  // A layer with a state is counted as one with attention: its rows as norm_qkv, its state as attend.
+  void norm_mix(const NormMix& op) override {
+    time(Operation::kNormQkv, [&] { inner().norm_mix(op); });
+    for (const Linear& linear : op.in) {
+      if (linear.weight != nullptr) add(Operation::kNormQkv, linear, tokens_);
+    }
+    for (const NormMix::Behind& behind : op.behind) {
+      if (behind.by.weight != nullptr) add(Operation::kNormQkv, behind.by, tokens_);
+    }
+  }
+  void mix(const StateMix& op) override {
+    time(Operation::kAttend, [&] { inner().mix(op); });
+    add_state(meter_->runtime().spec().state, /*read_twice=*/op.kind == StateMix::Kind::kGatedDelta);
+  }
+  void time_mix(const TimeMix& op) override {  // its products are in it
+    time(Operation::kAttend, [&] { inner().time_mix(op); });
+    for (const Linear* linear : {&op.r, &op.k, &op.v}) add(Operation::kAttend, *linear, tokens_);
+    for (const TimeMix::LowRankProduct* low : {&op.decay, &op.rate, &op.value, &op.gate}) {
+      if (low->down.weight == nullptr) continue;
+      add(Operation::kAttend, low->down, tokens_);
+      add(Operation::kAttend, low->up, tokens_);
+    }
+    add_state(meter_->runtime().spec().state, /*read_twice=*/true);
+  }
+  void channel_mix_add(const ChannelMix& op) override {
+    time(Operation::kFfn, [&] { inner().channel_mix_add(op); });
+    add(Operation::kFfn, op.key, tokens_);
+    add(Operation::kFfn, op.value, tokens_);
+  }
   void project_add(const Projection& op) override {
     time(Operation::kProject, [&] { inner().project_add(op); });
     add(Operation::kProject, op.linear, tokens_);
@@ -152,6 +182,18 @@ class MeteredExecutor final : public ForwardingExecutor {
         2.0 * static_cast<double>(linear.weight->experts * linear.weight->rows * linear.weight->cols) * rows;
   }
 
+  // A token reads its head's state at one place or two and writes at one; a state is read once a sequence and
+  // step, and written where a block ends.
+  void add_state(const StateShape& shape, bool read_twice) {
+    const double of_states = static_cast<double>(shape.values()) * shape.key_dim;
+    OpTotals& totals = meter_->at(Operation::kAttend);
+    totals.float_ops += 2.0 * tokens_ * (read_twice ? 3.0 : 2.0) * of_states;
+    for (const SequenceSlice& s : sequences_) {
+      const bool written = s.context_len / kBlockTokens < (s.context_len + s.num_tokens) / kBlockTokens;
+      totals.bytes += of_states * sizeof(float) * ((s.context_len > 0 ? 1.0 : 0.0) + (written ? 1.0 : 0.0));
+    }
+  }
+
   void add_experts(const Linear& linear) {
     const Weight& w = *linear.weight;
     const Stored s = stored(w);
@@ -181,6 +223,7 @@ class MeteredExecutor final : public ForwardingExecutor {
 struct Machine {
   double read_gb_s = 0.0;
   Peak peak;
+  std::optional<double> products;  // of a device: whatever the weights' type is
 };
 
 struct Phase {
@@ -196,12 +239,14 @@ struct Shares {
   double nearest() const { return std::max(bandwidth, arithmetic); }
 };
 
+double operations_of(const OpTotals& t) { return t.int8_ops + t.tile_ops + t.float_ops; }
+
 Shares shares_of(const OpTotals& t, const Machine& machine) {
   Shares shares;
   if (t.seconds <= 0.0) return shares;
   shares.bandwidth = t.bytes / t.seconds / (machine.read_gb_s * 1e9);
   // Time the arithmetic would take at its peak; without a measured integer peak, integers are left out.
-  double seconds = 0.0;
+  double seconds = machine.products ? operations_of(t) / *machine.products : 0.0;
   const std::optional<double>& tile = machine.peak.bf16_tile ? machine.peak.bf16_tile : machine.peak.int8_dot;
   if (machine.peak.int8_dot) seconds += t.int8_ops / *machine.peak.int8_dot;
   if (tile) seconds += t.tile_ops / *tile;
@@ -209,8 +254,6 @@ Shares shares_of(const OpTotals& t, const Machine& machine) {
   shares.arithmetic = seconds / t.seconds;
   return shares;
 }
-
-double operations_of(const OpTotals& t) { return t.int8_ops + t.tile_ops + t.float_ops; }
 
 std::string to_text(const Phase& phase, const Machine& machine) {
   std::string out = fmt::format("{} of {} tokens: {:.1f} ms, {:.2f} tok/s\n", phase.name, phase.tokens,
@@ -359,7 +402,8 @@ int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json
                     })};
   const std::optional<double> own = runtime.backend().measure_read_bandwidth();
   const Machine machine = {own ? 1e-9 * *own : measure_read_gb_s(runtime.backend()),
-                           own ? Peak{} : measure_peak(runtime.backend())};
+                           own ? Peak{} : measure_peak(runtime.backend()),
+                           runtime.backend().measure_products()};
   const auto rate = [](const std::optional<double>& ops) {
     return ops ? nlohmann::ordered_json(*ops * 1e-9) : nlohmann::ordered_json(nullptr);
   };
@@ -373,6 +417,7 @@ int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json
                 {"int8_gop_s", rate(machine.peak.int8_dot)},
                 {"bf16_tile_gop_s", rate(machine.peak.bf16_tile)},
                 {"fma_gop_s", rate(machine.peak.float_fma)},
+                {"product_gop_s", rate(machine.products)},
                 {"prefill", to_json(phases[0], machine)},
                 {"decode", to_json(phases[1], machine)}});
     return 0;
@@ -388,6 +433,7 @@ int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json
     out += fmt::format(", {:.1f} Gop/s bf16 (tdpbf16ps)", *machine.peak.bf16_tile * 1e-9);
   }
   if (machine.peak.float_fma) out += fmt::format(", {:.1f} Gop/s float fma", *machine.peak.float_fma * 1e-9);
+  if (machine.products) out += fmt::format(", {:.0f} Gop/s of products", *machine.products * 1e-9);
   out += "\n";
   for (const Phase& phase : phases) out += to_text(phase, machine);
   write_stdout(out);

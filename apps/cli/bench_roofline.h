@@ -1,9 +1,9 @@
 // millrace bench --roofline: every operation's time beside the bytes and operations it needs, and beside what
 // the machine could do at most, measured in the same run. An executor that times each call stands between the
 // model and the device (OpMeter); what a call needs is counted from its weights and its batch:
-//   bytes        weights once per call (experts: those that this many tokens are expected to choose), keys
-//   and values
-//                that are in sight once per sequence; activations, which stay in the caches, not at all
+//   bytes        weights once per call (experts: those that this many tokens are expected to choose),
+//                keys and values that are in sight once per sequence; activations, which stay in the
+//                caches, not at all
 //   lost         time beyond what the larger of both limits allows: where to look first
 //   operations   two per weight and token, four per query, position in sight and dimension of attention
 #pragma once

@@ -11,6 +11,7 @@
 #include "backend/input_watcher.h"
 #include "base/error.h"
 #include "engine/input_sums.h"
+#include "engine/out_tensors.h"
 #include "engine/runtime.h"
 #include "input.h"
 #include "io/imatrix.h"
@@ -56,6 +57,19 @@ double read_chunk(Runtime& runtime, std::span<const int32_t> tokens) {
   return nll;
 }
 
+// Of a Hugging Face directory whose columns quantize puts in another order: in that one, as other programs
+// have them too.
+void order_as_written(const io::Checkpoint& checkpoint, const ModelConfig& config,
+                      io::ImportanceMatrix& matrix) {
+  for (const auto& [name, tiles] : moved_columns(checkpoint, config)) {
+    const auto found = matrix.entries.find(name);
+    if (found == matrix.entries.end()) continue;
+    const std::vector<float> sums = found->second.sums;
+    for (size_t i = 0; i < sums.size(); ++i)
+      found->second.sums[i] = sums[static_cast<size_t>(tiles.source(static_cast<int64_t>(i)))];
+  }
+}
+
 int calibrate(const CalibrateOptions& options) {
   const std::string text = read_input(options.file);
   EngineOptions engine = options.engine;
@@ -70,14 +84,6 @@ int calibrate(const CalibrateOptions& options) {
     throw_error(ErrorCode::kUnsupported,
                 "--device: found {}, expected cpu or reference: others show no inputs",
                 runtime->backend().name());
-  }
-  const ModelConfig& config = runtime->model().config();
-  if (config.latent.rank > 0 || !config.state_layers.empty()) {
-    throw_error(
-        ErrorCode::kUnsupported,
-        "{}: found {}, expected an architecture without latent attention or layers with a state: their "
-        "inputs are not watched yet",
-        options.engine.model, config.architecture);
   }
   const std::vector<int32_t> tokens = runtime->tokenizer().encode(text, {.add_special = true});
   const auto chunk = static_cast<size_t>(options.chunk);
@@ -98,6 +104,7 @@ int calibrate(const CalibrateOptions& options) {
   progress.clear();
   io::ImportanceMatrix matrix;
   matrix.entries = sums.entries();
+  order_as_written(runtime->checkpoint(), runtime->config(), matrix);
   matrix.datasets = {std::filesystem::path(options.file).filename().string()};
   matrix.chunks = static_cast<int64_t>(chunks);
   matrix.chunk_tokens = options.chunk;

@@ -230,10 +230,7 @@ void add_chat(CommandLine& line) {
       .range(0, 1 << 28)
       .show_default();
   add_sampling_options(command, options->sampling);
-  add_device_options(command, options->engine);
-  add_rank_options(command, options->engine);
-  add_quantize_option(command, options->engine);
-  add_adapter_option(command, options->engine);
+  add_loading_options(command, options->engine);
   add_draft_options(command, options->engine, "Guessing ahead");
   command.footer(kChatFooter);
   command.runs([options] { return chat(*options); });

@@ -7,7 +7,7 @@
 #include <deque>
 #include <string>
 
-#include "hub/hub.h"
+#include "hub/puller.h"
 
 namespace millrace::cli {
 

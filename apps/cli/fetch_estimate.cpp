@@ -8,6 +8,8 @@
 #include "bench_machine.h"
 #include "engine/open_backend.h"
 #include "engine/weight_types.h"
+#include "hub/model_name.h"
+#include "hub/remote_head.h"
 #include "io/checkpoint.h"
 #include "model/config.h"
 #include "output.h"

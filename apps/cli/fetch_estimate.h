@@ -6,7 +6,8 @@
 #include <string>
 
 #include "engine/memory_plan.h"
-#include "hub/hub.h"
+#include "hub/puller.h"
+#include "hub/settings.h"
 #include "millrace/options.h"
 
 namespace millrace::cli {

@@ -62,6 +62,43 @@ std::string stages_text(const StagePlan& plan, const std::vector<size_t>& memory
   return out;
 }
 
+std::string grid_text(const GridPlan& plan, const std::vector<size_t>& memory) {
+  std::string out = fmt::format("\nOver {} stages of a pipeline, of {} ranks each that share its rows\n",
+                                plan.stages.size(), plan.tensor());
+  out += fmt::format("  {:<6}{:>12}{:>12}{:>10}{:>14}{:>11}{:>18}{:>22}\n", "rank", "weights", "memory",
+                     "layers", "query heads", "kv heads", "kv per 1k tokens", "received per token");
+  for (size_t r = 0; r < memory.size(); ++r) {
+    const auto number = static_cast<int>(r);
+    const GridPlan::Stage& stage = plan.stages[r / static_cast<size_t>(plan.tensor())];
+    const dist::Plan::Rank& rank = stage.rows.ranks[r % static_cast<size_t>(plan.tensor())];
+    out +=
+        fmt::format("  {:<6}{:>12}{:>12}{:>10}{:>14}{:>11}{:>18}{:>22}\n", r, human_bytes(rank.weight_bytes),
+                    human_bytes(memory[r]), heads_text(stage.layers), heads_text(rank.query_heads),
+                    heads_text(rank.kv_heads), human_bytes(rank.kv_bytes_per_token * 1024),
+                    human_bytes(plan.received(number, 1, 1) + plan.logits_received(number, 1)));
+  }
+  return out;
+}
+
+Json grid_json(const GridPlan& plan, const std::vector<size_t>& memory) {
+  Json ranks = Json::array();
+  for (size_t r = 0; r < memory.size(); ++r) {
+    const auto number = static_cast<int>(r);
+    const GridPlan::Stage& stage = plan.stages[r / static_cast<size_t>(plan.tensor())];
+    const dist::Plan::Rank& rank = stage.rows.ranks[r % static_cast<size_t>(plan.tensor())];
+    ranks.push_back({{"layers", {stage.layers.begin, stage.layers.end}},
+                     {"weight_bytes", rank.weight_bytes},
+                     {"memory_bytes", memory[r]},
+                     {"query_heads", {rank.query_heads.begin, rank.query_heads.end}},
+                     {"kv_heads", {rank.kv_heads.begin, rank.kv_heads.end}},
+                     {"kv_bytes_per_token", rank.kv_bytes_per_token},
+                     {"received_bytes_per_token", plan.received(number, 1, 1)},
+                     {"received_bytes_per_prompt_of_512", plan.received(number, 512, 1)},
+                     {"logits_received_bytes_per_token", plan.logits_received(number, 1)}});
+  }
+  return {{"stages", plan.stages.size()}, {"ranks_of_stage", plan.tensor()}, {"ranks", std::move(ranks)}};
+}
+
 Json stages_json(const StagePlan& plan, const std::vector<size_t>& memory) {
   Json ranks = Json::array();
   for (size_t r = 0; r < plan.stages.size(); ++r) {
@@ -175,28 +212,35 @@ SharedPlan plan_shared(const SharingOptions& options, const io::Checkpoint& chec
     return shared;
   }
   EngineOptions sharing = engine;
-  (options.pipeline_parallel ? sharing.pipeline_parallel : sharing.tensor_parallel) = options.ranks;
+  sharing.pipeline_parallel = options.pipeline_parallel ? options.ranks : options.stages;
+  sharing.tensor_parallel = options.ranks / sharing.pipeline_parallel;
   sharing.expert_parallel = options.whole_experts;
   sharing.rank_speeds = options.rank_speeds;
   sharing.context = plan.context;
+  if (options.rank_speeds == "auto") {
+    throw_error(ErrorCode::kBadInput, "--rank-speeds: found auto, expected numbers: nothing runs here");
+  }
   const std::vector<double> speeds = parse_rank_speeds("--rank-speeds", sharing);
   check_experts("--expert-parallel", config, sharing);
   check_stages(config, sharing);
-  if (options.pipeline_parallel) {
+  const bool rows = options.whole_experts || can_share_rows(checkpoint, config);
+  if (sharing.tensor_parallel == 1) {
     shared.stages = plan_stages(checkpoint, config, plan.kv_type, speeds);
+  } else if (!rows) {
+    throw_error(ErrorCode::kUnsupported,
+                "--ranks: {} is not to be shared by rows, expected --pipeline-parallel", config.architecture);
+  } else if (options.stages > 1) {
+    shared.grid =
+        plan_grid(checkpoint, config, plan.kv_type, sharing.tensor_parallel, speeds, options.whole_experts);
   } else {
     shared.rows = plan_ranks(checkpoint, config, plan.kv_type, speeds, options.whole_experts);
-    if (!options.whole_experts && !can_share_rows(checkpoint, config)) {
-      throw_error(ErrorCode::kUnsupported,
-                  "--ranks: {} is not to be shared by rows, expected --pipeline-parallel",
-                  config.architecture);
-    }
   }
   shared.memory = memory_of_ranks(checkpoint, config, sharing);
   if (options.alone > 0) {
     const dist::LinkSpeed link{options.link_us * 1e-6, options.link_mbit * 1e6 / 8};
-    shared.time = shared.rows ? shared.rows->token_time(1 / options.alone, link)
-                              : shared.stages->token_time(1 / options.alone, link);
+    shared.time = shared.rows   ? shared.rows->token_time(1 / options.alone, link)
+                  : shared.grid ? shared.grid->token_time(1 / options.alone, link)
+                                : shared.stages->token_time(1 / options.alone, link);
   }
   return shared;
 }
@@ -204,6 +248,7 @@ SharedPlan plan_shared(const SharingOptions& options, const io::Checkpoint& chec
 void add_shared(nlohmann::ordered_json& out, const SharedPlan& shared) {
   if (shared.rows) out["tensor_parallel"] = plan_json(*shared.rows, shared.memory);
   if (shared.stages) out["pipeline_parallel"] = stages_json(*shared.stages, shared.memory);
+  if (shared.grid) out["tensor_and_pipeline_parallel"] = grid_json(*shared.grid, shared.memory);
   if (shared.context) out["context_parallel"] = context_json(*shared.context);
   if (shared.time) out["expected"] = time_json(*shared.time);
 }
@@ -212,6 +257,7 @@ std::string shared_text(const SharedPlan& shared, int32_t context, bool weights)
   std::string out;
   if (shared.rows) out += plan_text(*shared.rows, shared.memory, weights);
   if (shared.stages) out += stages_text(*shared.stages, shared.memory);
+  if (shared.grid) out += grid_text(*shared.grid, shared.memory);
   if (shared.context) out += context_text(*shared.context, context);
   if (shared.time) out += time_text(*shared.time);
   return out;
@@ -229,6 +275,18 @@ void add_sharing_options(Command& command, SharingOptions& o) {
   command.refuse_unless(
       "--pipeline-parallel", [options] { return options->ranks > 1 && !options->context_parallel; },
       "without --ranks, or with --context-parallel");
+  command
+      .option("--stages", options->stages,
+              "these processes are so many stages of whole layers, and those of a stage share its rows")
+      .range(1, dist::kMaxTensorRanks)
+      .show_default();
+  command.refuse_unless(
+      "--stages",
+      [options] {
+        return options->ranks % options->stages == 0 && !options->context_parallel &&
+               !options->pipeline_parallel;
+      },
+      "that --ranks is no multiple of, or with --context-parallel or --pipeline-parallel");
   command.flag("--context-parallel", options->context_parallel,
                "these processes have the whole model each, and a part of every context");
   command.refuse_unless(

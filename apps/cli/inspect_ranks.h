@@ -17,7 +17,7 @@
 namespace millrace::cli {
 
 struct SharingOptions {
-  int32_t ranks = 1;
+  int32_t ranks = 1, stages = 1;  // stages: of ranks / stages each, which share their rows
   bool context_parallel = false, pipeline_parallel = false;
   std::string context_schedule = "auto";
   std::string rank_speeds;
@@ -27,12 +27,13 @@ struct SharingOptions {
 };
 void add_sharing_options(Command& command, SharingOptions& options);
 
-// One of the three plans, or none for one rank.
+// One of the four plans, or none for one rank.
 struct SharedPlan {
   std::optional<dist::Plan> rows;
   std::optional<StagePlan> stages;
+  std::optional<GridPlan> grid;
   std::optional<ContextPlan> context;
-  // Of rows and stages, rank by rank: weights, workspace, and keys and values of one context.
+  // Of rows, stages and both, rank by rank: weights, workspace, and keys and values of one context.
   std::vector<size_t> memory;
   std::optional<dist::TokenTime> time;
 };

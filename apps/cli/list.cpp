@@ -8,7 +8,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "hub/hub.h"
+#include "hub/cached_models.h"
+#include "hub/known_models.h"
+#include "hub/model_name.h"
+#include "hub/settings.h"
 #include "io/printable.h"
 #include "output.h"
 #include "prompt.h"

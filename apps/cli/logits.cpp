@@ -53,7 +53,8 @@ int logits(const LogitsOptions& options) {
     const StepInput input{&sequence, all.subspan(done, n),
                           options.all ? Want::kAll
                           : last      ? Want::kLast
-                                      : Want::kNone};
+                                      : Want::kNone,
+                          /*prompt=*/true};
     const std::span<const float> rows = runtime->step({&input, 1});
     if (options.all) {
       writer.write_rows(rows.data(), static_cast<int64_t>(n));
@@ -76,10 +77,7 @@ void add_logits(CommandLine& line) {
   command.option("--tokens", options->tokens, "ids: 1,2,3 or @FILE (@-: standard input)").required();
   command.flag("--all", options->all, "a row for every token, not only the last");
   command.option("--out", options->out, "the .npy file to write; appears whole or not at all").required();
-  add_device_options(command, options->engine);
-  add_rank_options(command, options->engine);
-  add_quantize_option(command, options->engine);
-  add_adapter_option(command, options->engine);
+  add_loading_options(command, options->engine);
   command.footer(kLogitsFooter);
   command.runs([options] { return logits(*options); });
 }

@@ -4,8 +4,11 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdlib>
 #include <new>
 #include <string>
+#include <thread>
 
 #include "base/error.h"
 #include "bench.h"
@@ -62,7 +65,19 @@ constexpr const char* kMainFooter =
     "the environment, then the file; --print-config shows what holds (docs/configuration.md).\n"
     "Exit status: 0 done, 1 a fault of the program, 2 bad input or options, 130 interrupted.";
 
+// Ranks of a job often fail alike: rank 0 says why and ends the job, and the others wait for that, so that it
+// is said once. One that fails alone speaks then.
+void let_rank_zero_speak(int status) {
+  if (dist::launched_rank() == 0) return;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  while (std::chrono::steady_clock::now() < until) {
+    if (interrupt_flag()) std::_Exit(status);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
 int fail(int status, std::string message) {
+  let_rank_zero_speak(status);
   for (char& c : message) {
     if (c == '\n' || c == '\r') c = ' ';
   }

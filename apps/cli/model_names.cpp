@@ -9,6 +9,9 @@
 #include "confirm.h"
 #include "download_progress.h"
 #include "fetch_estimate.h"
+#include "hub/cached_models.h"
+#include "hub/http_client.h"
+#include "hub/known_models.h"
 #include "output.h"
 
 namespace millrace::cli {

@@ -6,7 +6,10 @@
 #include <optional>
 #include <string>
 
-#include "hub/hub.h"
+#include "hub/model_name.h"
+#include "hub/puller.h"
+#include "hub/remote_head.h"
+#include "hub/settings.h"
 #include "millrace/options.h"
 
 namespace millrace::cli {

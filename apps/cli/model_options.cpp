@@ -8,7 +8,7 @@
 #include "engine/rank_group.h"
 #include "input.h"
 #include "model/adapter.h"
-#include "quant/request.h"
+#include "quant/type_request.h"
 
 namespace millrace::cli {
 namespace {
@@ -45,7 +45,7 @@ void add_planning_options(Command& command, EngineOptions& options) {
   add("--cpu-experts", options.cpu_experts,
       "of these layers: so many experts of each on the CPU, a list (0-7,12) or all; default: what does not "
       "fit");
-  add("--threads", options.threads, "CPU threads; 0: all that this process may use").range(0, 1024);
+  add("--threads", options.threads, "CPU threads; 0: what reads memory fastest, measured").range(0, 1024);
   add("--ctx", options.context,
       "tokens of context; 0: what the model was trained for, as far as memory holds it")
       .range(0, 1 << 28);
@@ -58,6 +58,9 @@ void add_planning_options(Command& command, EngineOptions& options) {
   add("--attention-budget", options.attention_budget,
       "tokens that sparse attention reads; a context that is no longer is read whole")
       .range(kLeastSparseBudget, 1 << 28);
+  add("--compute", options.compute,
+      "how prompts are multiplied: full, or fp8 (E4M3 codes; on GPUs from Hopper on, models without experts)")
+      .one_of({"full", "fp8"});
   command.refuse_unless(
       "--attention-budget", [&options] { return options.attention != "full"; },
       "without --attention sparse or request");
@@ -120,7 +123,8 @@ void add_rank_options(Command& command, EngineOptions& options) {
       "--expert-parallel", [&options] { return options.tensor_parallel > 1; }, "without --tensor-parallel");
   command
       .option("--rank-speeds", options.rank_speeds,
-              "speeds of these processes, 3,1,1: who is faster gets more of the model; default: all alike")
+              "speeds of these processes, 3,1,1: who is faster gets more of the model; auto: measured at the "
+              "start; default: all alike")
       .group(kModelGroup);
   command.refuse_unless(
       "--rank-speeds", [&options] { return options.tensor_parallel > 1 || options.pipeline_parallel > 1; },
@@ -206,6 +210,13 @@ std::string only_adapter(const EngineOptions& options) {
                 options.adapters.size());
   }
   return parse_adapter_option("--adapter", options.adapters.front()).name;
+}
+
+void add_loading_options(Command& command, EngineOptions& options) {
+  add_device_options(command, options);
+  add_rank_options(command, options);
+  add_quantize_option(command, options);
+  add_adapter_option(command, options);
 }
 
 void add_engine_options(Command& command, EngineOptions& options, const std::string& group) {

@@ -21,18 +21,20 @@ void add_model_path(Command& command, EngineOptions& options);
 void add_planning_options(Command& command, EngineOptions& options);
 // The same, and --lock
 void add_device_options(Command& command, EngineOptions& options);
-// For commands that run one model, which ranks may share: --tensor-parallel --pipeline-parallel
-// --expert-parallel --rank-speeds
 void add_replica_option(Command& command, EngineOptions& options);
 // Of ranks that the command starts itself, and starts again.
 // `of_use`: there are ranks.
 void add_launch_options(Command& command, EngineOptions& options, const std::function<bool()>& of_use);
+// For commands that run one model, which ranks may share: --tensor-parallel --pipeline-parallel
+// --expert-parallel --rank-speeds
 void add_rank_options(Command& command, EngineOptions& options);
 // --quantize --budget --sample; the last is a file's name until checked() has read it
 void add_quantize_option(Command& command, EngineOptions& options);
-// --adapter, once; or, with `many`, any number of times
 void add_image_option(Command& command, EngineOptions& options);
+// --adapter, once; or, with `many`, any number of times
 void add_adapter_option(Command& command, EngineOptions& options, bool many = false);
+// Of a command that runs one model with one adapter at the most: device, ranks, quantizing, adapter.
+void add_loading_options(Command& command, EngineOptions& options);
 // The name of that one, or none: what a command's own requests ask for.
 std::string only_adapter(const EngineOptions& options);
 // For engines with many clients: --max-running, --kv-tokens and the like, under a heading of the help. The

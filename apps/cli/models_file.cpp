@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "command.h"
-#include "hub/hub.h"
+#include "hub/model_name.h"
 #include "model_names.h"
 #include "model_options.h"
 

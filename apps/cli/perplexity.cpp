@@ -105,14 +105,14 @@ void score_window(Readers& readers, std::span<const int32_t> window, size_t firs
     const size_t n = std::min(static_cast<size_t>(runtime.spec().max_tokens), last - begin);
     const bool wanted = begin + n >= first_scored;
     const StepInput input{&sequence, window.subspan(begin, n),
-                          wanted ? StepInput::Want::kAll : StepInput::Want::kNone};
+                          wanted ? StepInput::Want::kAll : StepInput::Want::kNone, true};
     const std::span<const float> rows = runtime.step({&input, 1});
     const size_t skip = wanted && first_scored > begin + 1 ? first_scored - begin - 1 : 0;
     for (size_t i = skip; wanted && i < n; ++i) {
       readers.score.add(-log_softmax_at(rows.subspan(i * vocab, vocab), window[begin + i + 1]));
     }
     if (other) {
-      const StepInput same{&*other, input.tokens, input.want};
+      const StepInput same{&*other, input.tokens, input.want, true};
       const std::span<const float> expected = readers.baseline->step({&same, 1});
       if (wanted) {
         readers.meter.add(runtime.backend(), expected.subspan(skip * vocab), rows.subspan(skip * vocab),

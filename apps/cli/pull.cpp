@@ -7,6 +7,11 @@
 
 #include "base/error.h"
 #include "fetch_estimate.h"
+#include "hub/http_client.h"
+#include "hub/model_name.h"
+#include "hub/puller.h"
+#include "hub/repo_file.h"
+#include "hub/settings.h"
 #include "model_names.h"
 #include "model_options.h"
 #include "output.h"

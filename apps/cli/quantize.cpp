@@ -201,7 +201,7 @@ DType main_type(const std::vector<OutTensor>& tensors) {
 
 void set_types(const QuantizeOptions& options, const io::Checkpoint& checkpoint,
                std::vector<OutTensor>& tensors) {
-  quant::Request request = quant::parse_request("--type", options.type);
+  quant::TypeRequest request = quant::parse_request("--type", options.type);
   if (!options.output_type.empty()) {
     request.output_type = quant::parse_request("--output-type", options.output_type, false).type;
   }
@@ -359,13 +359,6 @@ void read_importance(const std::string& path, const std::vector<OutTensor>& tens
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorView& view = tensors[i].source;
     if (tensors[i].part == quant::Part::kSmall || !tensors[i].values.empty()) continue;
-    if (tensors[i].columns_moved) {
-      throw_error(
-          ErrorCode::kUnsupported,
-          "--imatrix: {}: the file has columns of {} in another order than this model, expected a GGUF "
-          "file: write one of --type bf16 first",
-          path, tensors[i].name);
-    }
     const int64_t experts = view.rank == 3 ? view.shape[0] : 1;
     report.importance[i] = importance_of(matrix, path, tensors[i].name, experts, view.cols());
     found += report.importance[i].empty() ? 0 : 1;

@@ -41,6 +41,7 @@ void add_rank(CommandLine& line) {
       .range(0, 1024)
       .show_default();
   command.flag("--lock", options->engine.lock, "keep its part of the model in memory");
+  add_adapter_option(command, options->engine, /*many=*/true);
   add_rank_options(command, options->engine);
   command.footer(
       "Examples:\n"

@@ -6,6 +6,9 @@
 
 #include "base/error.h"
 #include "confirm.h"
+#include "hub/cached_models.h"
+#include "hub/model_name.h"
+#include "hub/settings.h"
 #include "model_names.h"
 #include "output.h"
 

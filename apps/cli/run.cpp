@@ -161,10 +161,7 @@ void add_run(CommandLine& line) {
                  "with --json: log-probabilities of each token and the N likeliest");
   command.flag("-q,--quiet", options->quiet, "no statistics at the end");
   add_sampling_options(command, options->sampling);
-  add_device_options(command, options->engine);
-  add_rank_options(command, options->engine);
-  add_quantize_option(command, options->engine);
-  add_adapter_option(command, options->engine);
+  add_loading_options(command, options->engine);
   add_draft_options(command, options->engine, "Guessing ahead");
   command.footer(kRunFooter);
   command.refuse_unless(

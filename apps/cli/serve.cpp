@@ -4,8 +4,10 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <future>
 #include <memory>
+#include <utility>
 
 #include "base/error.h"
 #include "base/topology.h"
@@ -120,11 +122,29 @@ void choose_launcher(EngineOptions& engine) {
     if (engine.launcher.empty()) engine.launcher = "mpirun";
     return;
   }
-  if (!engine.launcher.empty() || !engine.rank_hosts.empty() || engine.restart || engine.shrink) {
-    throw_error(ErrorCode::kBadInput,
-                "--launcher, --rank-hosts, --restart and --shrink: found a process that mpirun has started, "
-                "expected millrace serve to start mpirun");
+  if (!engine.launcher.empty() || !engine.rank_hosts.empty() || engine.restart || engine.shrink ||
+      engine.front_address != EngineOptions().front_address) {
+    throw_error(
+        ErrorCode::kBadInput,
+        "--launcher, --rank-hosts, --front-address, --restart and --shrink: found a process that mpirun "
+        "has started, expected millrace serve to start mpirun");
   }
+}
+
+// Of ranks on so many hosts, where each is named as often: how many share rows. Those of one host, whose
+// links are quick, with stages between hosts; all of them where each host has one, or there is but one.
+int32_t ranks_that_share_rows(const std::vector<std::string>& hosts, int32_t ranks) {
+  const auto on = [&](const std::string& host) { return std::count(hosts.begin(), hosts.end(), host); };
+  if (hosts.empty() || std::any_of(hosts.begin(), hosts.end(),
+                                   [&](const std::string& host) { return on(host) != on(hosts[0]); })) {
+    return ranks;
+  }
+  // A stage's ranks come one after the other.
+  const auto here = static_cast<size_t>(on(hosts[0]));
+  for (size_t r = 0; r < hosts.size(); ++r) {
+    if (hosts[r] != hosts[r / here * here]) return ranks;
+  }
+  return here == 1 ? ranks : static_cast<int32_t>(here);
 }
 
 // As many ranks as hosts are named (for each replica), else as this machine has memory nodes; rows where the
@@ -147,9 +167,16 @@ void choose_ranks(ServeOptions& o) {
   }
   const io::Checkpoint checkpoint = io::Checkpoint::open(o.engine.model);
   const bool rows = can_share_rows(checkpoint, read_config(checkpoint));
-  (rows ? o.engine.tensor_parallel : o.engine.pipeline_parallel) = ranks;
-  write_stderr(
-      fmt::format("millrace: --parallel auto: --{}-parallel {}\n", rows ? "tensor" : "pipeline", ranks));
+  // Of the first replica.
+  const std::vector<std::string> own_hosts(hosts.begin(), hosts.begin() + (hosts.empty() ? 0 : ranks));
+  o.engine.tensor_parallel = rows ? ranks_that_share_rows(own_hosts, ranks) : 1;
+  o.engine.pipeline_parallel = ranks / o.engine.tensor_parallel;
+  std::string chosen;
+  for (const auto& [name, number] :
+       {std::pair{"tensor", o.engine.tensor_parallel}, std::pair{"pipeline", o.engine.pipeline_parallel}}) {
+    if (number > 1) chosen += fmt::format(" --{}-parallel {}", name, number);
+  }
+  write_stderr(fmt::format("millrace: --parallel auto:{}\n", chosen));
 }
 
 int serve_one(ServeOptions& o) {

@@ -17,6 +17,7 @@
 #include "output.h"
 #include "progress.h"
 #include "synth/fill.h"
+#include "synth/metadata.h"
 #include "synth/plan.h"
 #include "synth/presets.h"
 

@@ -52,11 +52,7 @@ Reply create_message(Api& api, const HttpRequest& http, const Client& client) {
   if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();
   request.constraint = model->format().constraint(input.conversation, input.content);
 
-  Timeline::Entry entry;
-  entry.id = new_id("msg_", 24);
-  entry.request_id = client.request_id;
-  entry.endpoint = "messages";
-  entry.stream = options.stream;
+  Timeline::Entry entry = entry_of(new_id("msg_", 24), "messages", client, options.stream);
   options.headers = warn_ignored(
       fields, {"metadata", "service_tier", "container", "mcp_servers", "context_management"}, api, client);
   Reply reply;

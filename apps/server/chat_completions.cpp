@@ -189,11 +189,7 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
 
   const std::vector<std::string> stop = std::exchange(request.stop, {});
 
-  Timeline::Entry entry;
-  entry.id = new_id("chatcmpl-", 24);
-  entry.request_id = client.request_id;
-  entry.endpoint = "chat";
-  entry.stream = stream.stream;
+  Timeline::Entry entry = entry_of(new_id("chatcmpl-", 24), "chat", client, stream.stream);
   Headers headers = warn_ignored(
       fields,
       {"service_tier", "store", "metadata", "user", "prediction", "verbosity", "web_search_options",

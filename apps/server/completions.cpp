@@ -146,11 +146,7 @@ Reply completions(Api& api, const HttpRequest& request, const Client& client) {
     }
     requests.push_back(std::move(r));
   }
-  Timeline::Entry entry;
-  entry.id = new_id("cmpl-", 24);
-  entry.request_id = client.request_id;
-  entry.endpoint = "completions";
-  entry.stream = stream.stream;
+  Timeline::Entry entry = entry_of(new_id("cmpl-", 24), "completions", client, stream.stream);
   Headers headers = warn_ignored(fields, {"user"}, api, client);
   Reply reply;
   reply.answer = std::make_unique<CompletionAnswer>(api, model, requests, std::move(echoes), max_tokens == 0,

@@ -6,9 +6,9 @@
 
 namespace millrace::server {
 
-using grammar::Cache;
+using grammar::GrammarCache;
 
-Constraints::Grammar Constraints::compiled(Cache::Kind kind, const std::string& text,
+Constraints::Grammar Constraints::compiled(GrammarCache::Kind kind, const std::string& text,
                                            const std::string& path) {
   try {
     return grammars_->get(kind, text);
@@ -30,7 +30,7 @@ Constraints::Grammar Constraints::of_format(const Fields& format, grammar::Objec
   const auto type = format.choice("type", {"text", "json_object", "json_schema"});
   if (!type) bad_field(format.path_of("type"), "is missing, expected a string", "missing_required_parameter");
   if (*type == "text") return nullptr;
-  if (*type == "json_object") return compiled(Cache::Kind::kJsonObject, "", format.path());
+  if (*type == "json_object") return compiled(GrammarCache::Kind::kJsonObject, "", format.path());
   const std::optional<Fields> nested = format.object("json_schema");
   const Fields& place = nested ? *nested : format;
   const Json* schema = place.find("schema");
@@ -38,9 +38,10 @@ Constraints::Grammar Constraints::of_format(const Fields& format, grammar::Objec
     bad_field(place.path_of("schema"), "is missing, expected a JSON schema", "missing_required_parameter");
   const std::string text = schema->dump();
   // Answers are held to the schema either way; strict ones to the properties that it names.
-  const Cache::Kind kind = place.boolean("strict").value_or(false) ? Cache::Kind::kStrictJsonSchema
-                           : objects == grammar::Objects::kOpen    ? Cache::Kind::kOpenJsonSchema
-                                                                   : Cache::Kind::kJsonSchema;
+  const GrammarCache::Kind kind = place.boolean("strict").value_or(false)
+                                      ? GrammarCache::Kind::kStrictJsonSchema
+                                  : objects == grammar::Objects::kOpen ? GrammarCache::Kind::kOpenJsonSchema
+                                                                       : GrammarCache::Kind::kJsonSchema;
   Grammar grammar = compiled(kind, text, place.path_of("schema"));
   if (conversation != nullptr) {
     conversation->response_name = place.text("name").value_or("");
@@ -59,8 +60,8 @@ Constraints::Grammar Constraints::of_request(const Fields& fields, chat::Convers
     bad_field(regex ? "regex" : "grammar", "expected only one of response_format, regex and grammar");
   }
   if (format) return of_format(*format, objects(fields), conversation);
-  if (regex) return compiled(Cache::Kind::kRegex, *regex, "regex");
-  if (rules) return compiled(Cache::Kind::kGbnf, *rules, "grammar");
+  if (regex) return compiled(GrammarCache::Kind::kRegex, *regex, "regex");
+  if (rules) return compiled(GrammarCache::Kind::kGbnf, *rules, "grammar");
   return nullptr;
 }
 

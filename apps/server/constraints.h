@@ -36,7 +36,7 @@ class Constraints {
  private:
   // `objects`: of a schema that is not strict.
   Grammar of_format(const Fields& format, grammar::Objects objects, chat::Conversation* conversation);
-  Grammar compiled(grammar::Cache::Kind kind, const std::string& text, const std::string& path);
+  Grammar compiled(grammar::GrammarCache::Kind kind, const std::string& text, const std::string& path);
 
   const Engine& engine_;
   const grammar::Objects objects_;

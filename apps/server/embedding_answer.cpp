@@ -24,6 +24,12 @@ std::optional<HttpResponse> EmbeddingAnswer::response() {
   }
 }
 
+void EmbeddingAnswer::write_usage(JsonWriter& json) const {
+  const int64_t tokens = generation_.totals().prompt;
+  json.key("usage").begin_object();
+  json.field("prompt_tokens", tokens).field("total_tokens", tokens).end_object();
+}
+
 const std::vector<float>& EmbeddingAnswer::vector_of(size_t input) const {
   if (vectors_[input].empty()) {
     throw ApiError(503, "the request was cancelled or took longer than the server allows", "", "timeout");

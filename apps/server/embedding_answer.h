@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/json_writer.h"
 #include "generation.h"
 #include "http.h"
 
@@ -30,6 +31,7 @@ class EmbeddingAnswer : public Answer {
   virtual std::string body() const = 0;  // once all are there; throws ApiError
   virtual HttpResponse failed(const ApiError& error) const { return error_response(error); }
   size_t inputs() const { return vectors_.size(); }
+  void write_usage(JsonWriter& json) const;  // as OpenAI's clients expect it
   // The first `dimensions` numbers at length one. Throws ApiError when there are none.
   std::vector<float> unit_vector(size_t input) const;
   const std::vector<float>& vector_of(size_t input) const;  // as the engine gave it; throws the same

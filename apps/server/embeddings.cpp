@@ -53,13 +53,8 @@ class OpenAiEmbeddings final : public EmbeddingAnswer {
       write(json, unit_vector(i));
       json.end_object();
     }
-    const int64_t tokens = generation_.totals().prompt;
     json.end_array().field("model", generation_.model().id());
-    json.key("usage")
-        .begin_object()
-        .field("prompt_tokens", tokens)
-        .field("total_tokens", tokens)
-        .end_object();
+    write_usage(json);
     json.end_object();
     return out;
   }
@@ -103,10 +98,7 @@ Reply embeddings(Api& api, const HttpRequest& request, const Client& client) {
     r.tokens = prompt_tokens(prompt, model->engine());
     requests.push_back(std::move(r));
   }
-  Timeline::Entry entry;
-  entry.id = new_id("embd-", 24);
-  entry.request_id = client.request_id;
-  entry.endpoint = "embeddings";
+  Timeline::Entry entry = entry_of(new_id("embd-", 24), "embeddings", client);
   Reply reply;
   reply.answer =
       std::make_unique<OpenAiEmbeddings>(api, model, requests, dimensions, base64,

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "http.h"
+
 namespace millrace::server {
 namespace {
 
@@ -19,6 +21,15 @@ ApiError refusal_of(const Error& error) {
 
 std::string_view finish_name(FinishReason reason) {
   return reason == FinishReason::kEndToken || reason == FinishReason::kStopString ? "stop" : "length";
+}
+
+Timeline::Entry entry_of(std::string id, std::string endpoint, const Client& client, bool stream) {
+  Timeline::Entry entry;
+  entry.id = std::move(id);
+  entry.request_id = client.request_id;
+  entry.endpoint = std::move(endpoint);
+  entry.stream = stream;
+  return entry;
 }
 
 Generation::Generation(ModelLease model, Timeline& timeline, const std::vector<Request>& requests,

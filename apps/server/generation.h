@@ -16,6 +16,11 @@
 
 namespace millrace::server {
 
+struct Client;
+
+// The line of an answer that begins now; `id` is the answer's own.
+Timeline::Entry entry_of(std::string id, std::string endpoint, const Client& client, bool stream = false);
+
 class Generation {
  public:
   // Submits all of them. Throws ApiError for what cannot be served.

@@ -169,11 +169,7 @@ Reply infill(Api& api, const HttpRequest& http, const Client& client) {
   request.tokens = infill_prompt(model->engine(), read_gap(fields, model->engine()));
   check_context(request.tokens.size(), model->info(), "input_prefix");
   if (!request.ignore_end) request.stop_tokens = model->info().infill.ends;
-  Timeline::Entry entry;
-  entry.id = new_id("fill-", 24);
-  entry.request_id = client.request_id;
-  entry.endpoint = "infill";
-  entry.stream = shape.stream;
+  Timeline::Entry entry = entry_of(new_id("fill-", 24), "infill", client, shape.stream);
   Headers headers = warn_ignored(
       fields, {"cache_prompt", "samplers", "n_indent", "t_max_prompt_ms", "response_fields", "id_slot"}, api,
       client);

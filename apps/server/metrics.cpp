@@ -148,28 +148,31 @@ class Exposition {
   std::string server_label_, out_;
 };
 
-}  // namespace
+// A gauge or counter of every model, `value` of its EngineStats.
+template <typename Value>
+void gauge(Exposition& e, std::string_view name, std::string_view help, const Value& value) {
+  e.value("gauge", name, help, [&](const Exposition::Model& m) { return std::invoke(value, m.stats); });
+}
+template <typename Value>
+void counter(Exposition& e, std::string_view name, std::string_view help, const Value& value) {
+  e.value("counter", name, help, [&](const Exposition::Model& m) { return std::invoke(value, m.stats); });
+}
 
-HttpResponse metrics(Api& api) {
+void add_requests(Exposition& e) {
   using Stats = EngineStats;
-  using Model = Exposition::Model;
-  const Counters& c = api.counters();
-  Exposition e(api.models());
-  const auto gauge = [&](std::string_view name, std::string_view help, const auto& value) {
-    e.value("gauge", name, help, [&](const Model& m) { return std::invoke(value, m.stats); });
-  };
-  const auto counter = [&](std::string_view name, std::string_view help, const auto& value) {
-    e.value("counter", name, help, [&](const Model& m) { return std::invoke(value, m.stats); });
-  };
-  gauge("num_requests_running", "Samples being computed.", &Stats::running);
-  gauge("num_requests_waiting", "Samples waiting to start.", &Stats::waiting);
-  gauge("num_requests_swapped", "Samples swapped out.", &Stats::swapped);
-  gauge("kv_cache_usage_perc", "Blocks of the KV cache in use; 1 is all of them.", [](const Stats& s) {
+  gauge(e, "num_requests_running", "Samples being computed.", &Stats::running);
+  gauge(e, "num_requests_waiting", "Samples waiting to start.", &Stats::waiting);
+  gauge(e, "num_requests_swapped", "Samples swapped out.", &Stats::swapped);
+}
+
+void add_cache(Exposition& e) {
+  using Stats = EngineStats;
+  gauge(e, "kv_cache_usage_perc", "Blocks of the KV cache in use; 1 is all of them.", [](const Stats& s) {
     return ratio(static_cast<double>(s.blocks_used), static_cast<double>(s.blocks_total));
   });
-  counter("prefix_cache_queries_total", "Prompt tokens looked for in the prefix cache.",
+  counter(e, "prefix_cache_queries_total", "Prompt tokens looked for in the prefix cache.",
           &Stats::cache_queries);
-  counter("prefix_cache_hits_total", "Prompt tokens found in it.",
+  counter(e, "prefix_cache_hits_total", "Prompt tokens found in it.",
           [](const Stats& s) { return s.cache_hits_pool + s.cache_hits_ram + s.cache_hits_disk; });
   e.head("counter", "prefix_cache_tier_hits_total", "Prompt tokens found, by tier.");
   e.labelled("prefix_cache_tier_hits_total", "tier", "pool", &Stats::cache_hits_pool);
@@ -185,14 +188,18 @@ HttpResponse metrics(Api& api) {
   e.labelled("kv_states", "state", "used", &Stats::states_used);
   e.labelled("kv_states", "state", "cached", &Stats::states_cached);
   e.labelled("kv_states", "state", "free", &Stats::states_free);
-  counter("prompt_tokens_total", "Prompt tokens, computed or found.", &Stats::prompt_tokens);
-  counter("generation_tokens_total", "Tokens given to clients.", &Stats::generated_tokens);
-  counter("computed_tokens_total", "Rows that went through the model.", &Stats::computed_tokens);
-  counter("engine_steps_total", "Steps of the engine.", &Stats::steps);
-  counter("num_preemptions_total", "Samples that had to give way.",
+}
+
+void add_work(Exposition& e) {
+  using Stats = EngineStats;
+  counter(e, "prompt_tokens_total", "Prompt tokens, computed or found.", &Stats::prompt_tokens);
+  counter(e, "generation_tokens_total", "Tokens given to clients.", &Stats::generated_tokens);
+  counter(e, "computed_tokens_total", "Rows that went through the model.", &Stats::computed_tokens);
+  counter(e, "engine_steps_total", "Steps of the engine.", &Stats::steps);
+  counter(e, "num_preemptions_total", "Samples that had to give way.",
           [](const Stats& s) { return s.preemptions_swap + s.preemptions_recompute; });
-  counter("spec_decode_num_draft_tokens_total", "Tokens drafted.", &Stats::drafted);
-  counter("spec_decode_num_accepted_tokens_total", "Drafts that were right.", &Stats::accepted);
+  counter(e, "spec_decode_num_draft_tokens_total", "Tokens drafted.", &Stats::drafted);
+  counter(e, "spec_decode_num_accepted_tokens_total", "Drafts that were right.", &Stats::accepted);
   e.head("counter", "request_success_total", "Requests of the engine, by how they ended.");
   e.labelled("request_success_total", "finished_reason", "done", &Stats::finished);
   e.labelled("request_success_total", "finished_reason", "abort", &Stats::cancelled);
@@ -203,12 +210,19 @@ HttpResponse metrics(Api& api) {
   e.histogram("e2e_request_latency_seconds", "From arrival to the end.", &Stats::request_time);
   e.histogram("request_queue_time_seconds", "From arrival to the first step.", &Stats::queue_time);
   e.histogram("step_time_seconds", "One step of the engine.", &Stats::step_time);
+}
+
+void add_models(Exposition& e) {
+  using Model = Exposition::Model;
   e.value("gauge", "model_loaded", "Whether the model is loaded.",
           [](const Model& m) { return m.status.info.has_value() ? 1 : 0; });
   e.value("counter", "model_loads_total", "How often it was loaded.",
           [](const Model& m) { return m.status.loads; });
   e.value("counter", "model_load_failures_total", "How often it could not be loaded.",
           [](const Model& m) { return m.status.failed_loads; });
+}
+
+void add_ranks(Exposition& e) {
   if (e.has_ranks()) {
     e.of_groups("gauge", "ranks_wanted", "Ranks that share the model.",
                 [](const RankGroupStats& g) { return g.wanted; });
@@ -227,11 +241,14 @@ HttpResponse metrics(Api& api) {
                &RankStats::bytes_per_s);
   }
   if (e.picks_by_ranks()) {
-    counter("rank_picked_rows_total", "Rows whose token ranks picked without bringing logits together.",
-            &Stats::rows_picked_by_ranks);
-    counter("rank_gathered_rows_total", "Rows whose logits had to be brought together.",
-            &Stats::rows_gathered);
+    counter(e, "rank_picked_rows_total", "Rows whose token ranks picked without bringing logits together.",
+            &EngineStats::rows_picked_by_ranks);
+    counter(e, "rank_gathered_rows_total", "Rows whose logits had to be brought together.",
+            &EngineStats::rows_gathered);
   }
+}
+
+void add_server(Exposition& e, const Counters& c) {
   e.of_server("gauge", "http_connections", "Open connections.", static_cast<double>(c.connections.load()));
   e.of_server("gauge", "http_streams", "Answers under way.", static_cast<double>(c.streams.load()));
   e.of_server("gauge", "http_body_bytes", "Received of requests that are not whole yet.",
@@ -246,6 +263,18 @@ HttpResponse metrics(Api& api) {
   e.of_server_labelled("http_responses_total", "code", "5xx", static_cast<double>(c.status_5xx.load()));
   e.of_server("counter", "http_refused_connections_total", "Connections beyond the limit.",
               static_cast<double>(c.refused_connections.load()));
+}
+
+}  // namespace
+
+HttpResponse metrics(Api& api) {
+  Exposition e(api.models());
+  add_requests(e);
+  add_cache(e);
+  add_work(e);
+  add_models(e);
+  add_ranks(e);
+  add_server(e, api.counters());
   e.energy();
   e.of_server("gauge", "resident_memory_bytes", "Of this process.", static_cast<double>(resident_bytes()));
   return {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = e.take()};

@@ -1,4 +1,4 @@
-// Names, leases and what is said of models; model_loading.cpp has the set's own thread.
+// Names, leases and what is said of models; model_set_loading.cpp has the set's own thread.
 #include "model_set.h"
 
 #include <fmt/core.h>
@@ -269,12 +269,13 @@ ModelSet::Status ModelSet::status_of(const Slot& slot) const {
            .pulled = slot.spec.pulled,
            .leases = slot.leases,
            .file = slot.file,
+           .own_memory = slot.own_memory,
+           .memory_bytes = slot.main_memory,
            .loads = slot.loads,
            .failed_loads = slot.failed_loads,
            .last_error = slot.last_error};
   if (!slot.model) return s;
   s.info = slot.model->info();
-  s.own_memory = slot.own_memory;
   const ModelInfo::Memory& m = s.info->memory;
   s.memory_bytes = m.weights_mapped + m.weights_copied + m.workspace + m.kv_pool;
   s.format = std::string(slot.model->format().name());

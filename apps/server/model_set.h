@@ -95,7 +95,7 @@ class ModelSet {
     int leases = 0;
     ModelFile file = {};
     bool own_memory = false;                 // it lies in the memory of its device
-    size_t memory_bytes = 0;                 // that it takes, while loaded
+    size_t memory_bytes = 0;                 // that it takes, while loaded or being unloaded
     std::optional<ModelInfo> info = {};      // while loaded
     std::string format = {};                 // while loaded
     int64_t loaded_at = 0;                   // Unix time

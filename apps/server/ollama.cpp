@@ -57,12 +57,21 @@ Opening open_ollama(const Fields& fields, Api& api, bool chat, bool nothing_to_a
 }
 
 Timeline::Entry ollama_entry(std::string endpoint, bool stream, const Client& client) {
-  Timeline::Entry entry;
-  entry.id = new_id("ollama-", 24);
-  entry.request_id = client.request_id;
-  entry.endpoint = std::move(endpoint);
-  entry.stream = stream;
-  return entry;
+  return entry_of(new_id("ollama-", 24), std::move(endpoint), client, stream);
+}
+
+// What chat and generate end with. `conversation`: none where the model goes on with a text.
+Reply answer_to(const Fields& fields, Api& api, const Client& client, const Opening& opening, bool chat,
+                const Request& request, const std::optional<chat::Conversation>& conversation,
+                const std::vector<std::string>& stop) {
+  const bool stream = ollama_streams(fields);
+  Headers headers = ollama_ignored(fields, api, *opening.lease, client);
+  Reply reply;
+  reply.answer = std::make_unique<OllamaAnswer>(
+      api, opening.lease, request, conversation, stop,
+      OllamaShape{.model = opening.model, .chat = chat, .stream = stream, .load_s = client.load_s},
+      std::move(headers), ollama_entry(chat ? "ollama chat" : "ollama generate", stream, client));
+  return reply;
 }
 
 void refuse_logprobs(const Fields& fields) {
@@ -94,16 +103,9 @@ Reply ollama_chat(Api& api, const HttpRequest& http, const Client& client) {
   chat::Conversation conversation = read_ollama_conversation(fields);
   refuse_logprobs(fields);
   Request request = read_ollama_options(fields, api, model, client);
-  const bool stream = ollama_streams(fields);
   set_conversation(fields, request, model, conversation, "messages");
   const std::vector<std::string> stop = std::exchange(request.stop, {});
-  Headers headers = ollama_ignored(fields, api, model, client);
-  Reply reply;
-  reply.answer = std::make_unique<OllamaAnswer>(
-      api, opening.lease, request, conversation, stop,
-      OllamaShape{.model = opening.model, .chat = true, .stream = stream, .load_s = client.load_s},
-      std::move(headers), ollama_entry("ollama chat", stream, client));
-  return reply;
+  return answer_to(fields, api, client, opening, /*chat=*/true, request, conversation, stop);
 }
 
 namespace {
@@ -142,7 +144,6 @@ Reply ollama_generate(Api& api, const HttpRequest& http, const Client& client) {
   ServedModel& model = *opening.lease;
   refuse_logprobs(fields);
   Request request = read_ollama_options(fields, api, model, client);
-  const bool stream = ollama_streams(fields);
   // A model that was never taught to chat goes on with the text.
   const bool chats = model.info().has_chat_template || model.format().name() == "harmony";
   std::optional<chat::Conversation> conversation;
@@ -168,13 +169,7 @@ Reply ollama_generate(Api& api, const HttpRequest& http, const Client& client) {
     set_conversation(fields, request, model, *conversation, "prompt");
     stop = std::exchange(request.stop, {});
   }
-  Headers headers = ollama_ignored(fields, api, model, client);
-  Reply reply;
-  reply.answer = std::make_unique<OllamaAnswer>(
-      api, opening.lease, request, conversation, stop,
-      OllamaShape{.model = opening.model, .chat = false, .stream = stream, .load_s = client.load_s},
-      std::move(headers), ollama_entry("ollama generate", stream, client));
-  return reply;
+  return answer_to(fields, api, client, opening, /*chat=*/false, request, conversation, stop);
 }
 
 // ---------------------------------------------------------------- embeddings

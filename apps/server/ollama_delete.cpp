@@ -7,7 +7,8 @@
 
 #include "api_error.h"
 #include "endpoints.h"
-#include "hub/hub.h"
+#include "hub/cached_models.h"
+#include "hub/settings.h"
 #include "json_reply.h"
 #include "ollama_fields.h"
 

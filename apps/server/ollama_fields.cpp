@@ -8,6 +8,7 @@
 
 #include "api_error.h"
 #include "conversation.h"
+#include "hub/known_models.h"
 #include "request_fields.h"
 
 namespace millrace::server {

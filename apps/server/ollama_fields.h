@@ -6,7 +6,7 @@
 
 #include "api.h"
 #include "chat/format.h"
-#include "hub/hub.h"
+#include "hub/model_name.h"
 #include "json_fields.h"
 
 namespace millrace::server {

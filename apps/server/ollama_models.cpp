@@ -70,13 +70,16 @@ Reply ollama_ps(Api& api, const HttpRequest& /*request*/, const Client& /*client
   constexpr double kForEver = 10e9;  // the year 2286
   Json list = Json::array();
   for (const ModelSet::Status& model : api.models().list()) {
-    if (!model.info) continue;
+    // One that is being unloaded has its memory still, and cannot be deleted yet.
+    const bool leaves = model.state == ModelSet::State::kUnloading;
+    if (!model.info && !leaves) continue;
     Json item = tag_json(model, model.name);
     item.erase("modified_at");
     item["size"] = model.memory_bytes;
     item["size_vram"] = model.own_memory ? model.memory_bytes : 0;
-    item["context_length"] = model.info->context;
-    item["expires_at"] = rfc3339(model.unload_in_s ? unix_time() + *model.unload_in_s : kForEver);
+    if (model.info) item["context_length"] = model.info->context;
+    const double left = leaves ? 0 : model.unload_in_s.value_or(kForEver - unix_time());
+    item["expires_at"] = rfc3339(unix_time() + left);
     list.push_back(std::move(item));
   }
   return json_reply({{"models", list}});

@@ -77,12 +77,7 @@ class RerankAnswer final : public EmbeddingAnswer {
       json.end_object();
     }
     json.end_array();
-    const int64_t tokens = generation_.totals().prompt;
-    json.key("usage")
-        .begin_object()
-        .field("prompt_tokens", tokens)
-        .field("total_tokens", tokens)
-        .end_object();
+    write_usage(json);
     json.end_object();
     return out;
   }
@@ -197,10 +192,7 @@ Reply rerank(Api& api, const HttpRequest& http, const Client& client) {
   ranking.sigmoid = info.score_sigmoid;
   const std::vector<Request> requests = read_inputs(fields, *model, base, ranking);
   if (!ranking.texts) ranking.documents.clear();
-  Timeline::Entry entry;
-  entry.id = ranking.id;
-  entry.request_id = client.request_id;
-  entry.endpoint = "rerank";
+  Timeline::Entry entry = entry_of(ranking.id, "rerank", client);
   Headers headers = warn_ignored(
       fields, {"user", "max_tokens_per_doc", "max_chunks_per_doc", "rank_fields", "truncation"}, api, client);
   Reply reply;

@@ -105,11 +105,7 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   request.constraint =
       blaming("tools", [&] { return model->format().constraint(input.conversation, std::move(content)); });
 
-  Timeline::Entry entry;
-  entry.id = new_id("resp_", 32);
-  entry.request_id = client.request_id;
-  entry.endpoint = "responses";
-  entry.stream = input.stream;
+  Timeline::Entry entry = entry_of(new_id("resp_", 32), "responses", client, input.stream);
   const bool background = input.background, stream = input.stream;
   Headers headers = warn_ignored(
       fields, {"service_tier", "user", "prompt_cache_key", "safety_identifier", "max_tool_calls", "prompt"},

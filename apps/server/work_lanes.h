@@ -4,8 +4,8 @@
 // large one.
 //
 //   fast   `threads`, any number queued; a request that has used its slice begins again on the slow lane
-//   slow   `slow_threads`, at most `slow_requests` and `slow_bytes` queued: more are answered 503 with
-//   Retry-After
+//   slow   `slow_threads`, at most `slow_requests` and `slow_bytes` queued: more are answered 503
+//          with Retry-After
 //
 // What is queued or under way ends when its client leaves (the stop source) or the server ends (stop).
 #pragma once

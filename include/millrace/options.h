@@ -34,7 +34,7 @@ struct EngineOptions {
   std::string expert_counts = {};
   // "cpu": when the GPU fails under way, requests go on there; empty: they end.
   std::string fallback = {};
-  int threads = 0;  // 0: all that this process may use
+  int threads = 0;  // 0: cores, fast cores or hardware threads, whichever read memory fastest
   // Tokens per sequence; 0: what the model was trained for, as far as memory holds it (ModelInfo::context).
   int32_t context = 0;
   std::string kv_type = {};  // f32, f16, bf16, int8, fp8; empty: the device's
@@ -43,6 +43,12 @@ struct EngineOptions {
   // Only on CPUs.
   std::string attention = "full";
   int32_t attention_budget = 4096;  // tokens, in whole pages of 16; a context that is no longer is read whole
+  // How prompts are multiplied. full: as every token. fp8: matrices of layers in E4M3 codes, with a scale for
+  // each 128 x 128 weights and 128 activations; what decoding adds, routers and logits stay as they are.
+  // Which tokens are computed so follows from their positions in a request: all of its prompt. Blocks
+  // computed one way and the other have different names in the cache. On GPUs with Hopper's tensor cores, and
+  // slowly on reference; models without experts, states and latent attention.
+  std::string compute = "full";
   // The weights, while they are loaded: int8, int4, q4_k, ..., auto; empty: as they are.
   std::string quantize = {};
   // For quantize "auto": what the weights may take, 4.5bpw (bits per weight) or 800M, and a text to measure
@@ -55,10 +61,10 @@ struct EngineOptions {
   // directory has its own. Empty: no other.
   std::string mmproj = {};
   bool lock = false;  // keep weights and cache in memory: nothing is paged out
-  // Processes of mpirun's job that share the model, 1 to 16; each has some rows of every matrix. Only on
-  // CPUs.
+  // Processes of mpirun's job that share the model, 1 to 16; each has some rows of every matrix.
   int32_t tensor_parallel = 1;
-  // The same with whole layers in each, one behind the other; not together with tensor_parallel.
+  // The same with whole layers in each, one behind the other; with tensor_parallel so many stages of so many
+  // processes each, which share their stage's rows, 16 in all.
   int32_t pipeline_parallel = 1;
   // With tensor_parallel: each has whole experts, in place of some rows of every expert.
   bool expert_parallel = false;
@@ -72,7 +78,7 @@ struct EngineOptions {
   // Replicas of the model, 1 to 16, each with a cache of its own: a request goes to the one that has most of
   // its prompt. Only on CPUs; with ranks (launcher), each has as many of them.
   int32_t data_parallel = 1;
-  // Their speeds, "3,1,1": who is faster gets more of the model; empty: all alike.
+  // Their speeds, "3,1,1": who is faster gets more of the model; "auto": measured; empty: all alike.
   std::string rank_speeds = {};
   // The command that starts these processes, with options of its own: mpirun. The engine is then outside of
   // their group, and survives it. Empty: this process is one of them.

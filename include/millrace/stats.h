@@ -47,7 +47,7 @@ struct RankStats {
 
 struct RankGroupStats {
   int32_t wanted = 0;  // ranks
-  bool up = false;     // they are there; else they are being started
+  bool up = false;     // they are there and have loaded; else they are being started
   uint64_t restarts = 0;
   std::string last_loss = {};  // why the last group ended; empty: none has
   std::vector<RankStats> ranks = {};

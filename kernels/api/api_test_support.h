@@ -40,6 +40,23 @@ inline std::vector<std::string> isas() {
   return names;
 }
 
+// What AMX tiles make of a row a(i) and a column b(i) of bf16 numbers, i < k: over every 32 in order a sum of
+// the even and one of the odd products, by fused multiply-adds in order, added to one another and then to
+// the sum (docs/architecture.md#same-bits). Numbers below 2^-126, which count as zero, are not for this.
+template <class A, class B>
+float sum_of_tiles(int64_t k, const A& a, const B& b) {
+  float sum = 0.0f;
+  for (int64_t begin = 0; begin < k; begin += 32) {
+    float part[2] = {0.0f, 0.0f};
+    for (int64_t i = begin; i < std::min(begin + 32, k); ++i) {
+      float& to = part[i % 2];
+      to = std::fma(static_cast<float>(a(i)), static_cast<float>(b(i)), to);
+    }
+    sum += part[0] + part[1];
+  }
+  return sum;
+}
+
 // A call that must fail so, with a message that names the argument.
 #define EXPECT_REFUSED(call, status, word)                                                    \
   do {                                                                                        \

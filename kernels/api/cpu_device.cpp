@@ -157,8 +157,8 @@ void CpuDevice::moe(const mr_moe_args& args, void* workspace, mr_stream) {
   }
   cpu::Arena arena(bytes_at(workspace));
   MoeMemory memory = take_moe(arena, args, pool_.size(), has_bf16_tiles());
-  const auto activation = args.activation == MR_CLAMPED_SWIGLU ? cpu::GateUp::Activation::kClampedSwiglu
-                                                               : cpu::GateUp::Activation::kSilu;
+  const Activation activation =
+      args.activation == MR_CLAMPED_SWIGLU ? Activation::kClampedSwiglu : Activation::kSilu;
   cpu::moe_experts(
       context(memory.scratch),
       {{{&gate, args.gate_bias}, {&matrix_of(args.up), args.up_bias}, activation, args.alpha, args.limit},

@@ -64,9 +64,11 @@ class CpuDevice final : public mr_device {
   size_t wkv7_workspace_bytes(int32_t key_dim, int32_t value_dim) const override;
   void wkv7(const mr_wkv7_args& args, void* workspace, mr_stream stream) override;
   size_t linear_backward_workspace_bytes(const LinearBackwardShape& shape) const override;
-  void gated_delta_backward(const mr_gated_delta_backward_args& args, void* workspace) override;
-  void selective_scan_backward(const mr_selective_scan_backward_args& args, void* workspace) override;
-  void wkv7_backward(const mr_wkv7_backward_args& args, void* workspace) override;
+  void gated_delta_backward(const mr_gated_delta_backward_args& args, void* workspace,
+                            mr_stream stream) override;
+  void selective_scan_backward(const mr_selective_scan_backward_args& args, void* workspace,
+                               mr_stream stream) override;
+  void wkv7_backward(const mr_wkv7_backward_args& args, void* workspace, mr_stream stream) override;
 
   void moe_route(const float* scores, int64_t rows, int32_t experts, int32_t k, mr_softmax_over softmax_over,
                  int32_t* chosen, float* weights, mr_stream stream) override;

@@ -51,8 +51,8 @@ void CpuDevice::gemm(const mr_gemm_args& args, void* workspace, mr_stream) {
 void CpuDevice::lowbit_repack(const mr_lowbit_matrix& matrix, void* to, mr_stream) {
   cpu::lowbit_repack(context(), matrix, to);
 }
-size_t CpuDevice::lowbit_gemm_workspace_bytes(const mr_lowbit_gemm_args&) const {
-  return cpu::lowbit_gemm_workspace_bytes(pool_.size());
+size_t CpuDevice::lowbit_gemm_workspace_bytes(const mr_lowbit_gemm_args& args) const {
+  return cpu::lowbit_gemm_workspace_bytes(args, pool_.size());
 }
 void CpuDevice::lowbit_gemm(const mr_lowbit_gemm_args& args, void* workspace, mr_stream) {
   cpu::lowbit_gemm(context(), args, workspace);

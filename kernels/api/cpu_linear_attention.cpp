@@ -33,15 +33,16 @@ size_t CpuDevice::linear_backward_workspace_bytes(const LinearBackwardShape& sha
       {shape.sequences, shape.heads, shape.key_dim, shape.value_dim, shape.longest}, pool_.size());
 }
 
-void CpuDevice::gated_delta_backward(const mr_gated_delta_backward_args& args, void* workspace) {
+void CpuDevice::gated_delta_backward(const mr_gated_delta_backward_args& args, void* workspace, mr_stream) {
   cpu::gated_delta_backward(context(), args, workspace);
 }
 
-void CpuDevice::selective_scan_backward(const mr_selective_scan_backward_args& args, void* workspace) {
+void CpuDevice::selective_scan_backward(const mr_selective_scan_backward_args& args, void* workspace,
+                                        mr_stream) {
   cpu::selective_scan_backward(context(), args, workspace);
 }
 
-void CpuDevice::wkv7_backward(const mr_wkv7_backward_args& args, void* workspace) {
+void CpuDevice::wkv7_backward(const mr_wkv7_backward_args& args, void* workspace, mr_stream) {
   cpu::wkv7_backward(context(), args, workspace);
 }
 

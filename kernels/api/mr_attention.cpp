@@ -90,21 +90,17 @@ namespace api = millrace::api;
 extern "C" {
 
 mr_status mr_kv_block_bytes(const mr_device* device, const mr_attention_config* config, size_t* bytes) {
-  return api::guarded([&] {
-    api::require_pointer(device, "device");
-    api::require_pointer(bytes, "bytes");
+  return api::tell_bytes(device, bytes, [&](const mr_device& on) {
     api::check_config(config);
-    *bytes = device->kv_block_bytes(*config);
+    return on.kv_block_bytes(*config);
   });
 }
 
 mr_status mr_attention_workspace_bytes(const mr_device* device, const mr_attention_config* config,
                                        size_t* bytes) {
-  return api::guarded([&] {
-    api::require_pointer(device, "device");
-    api::require_pointer(bytes, "bytes");
+  return api::tell_bytes(device, bytes, [&](const mr_device& on) {
     api::check_config(config);
-    *bytes = device->attention_workspace_bytes(*config);
+    return on.attention_workspace_bytes(*config);
   });
 }
 

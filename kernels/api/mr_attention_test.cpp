@@ -13,7 +13,7 @@ namespace {
 
 constexpr mr_dtype kKvTypes[] = {MR_F32, MR_F16, MR_BF16, MR_F8_E4M3, MR_Q8_0};
 
-struct Sequence {
+struct TestSequence {
   int32_t context, rows;
 };
 
@@ -54,10 +54,10 @@ class Rig {
   const mr_kv_cache& cache() const { return cache_; }
   reference::PagedKv& reference_kv() { return kv_; }
 
-  void plan(const std::vector<Sequence>& batch) {
+  void plan(const std::vector<TestSequence>& batch) {
     batch_ = batch;
     std::vector<int32_t> starts{0}, contexts;
-    for (const Sequence& s : batch) {
+    for (const TestSequence& s : batch) {
       starts.push_back(starts.back() + s.rows);
       contexts.push_back(s.context);
     }
@@ -67,11 +67,11 @@ class Rig {
   }
 
   // Appends random tokens [from, to) of every sequence to both caches.
-  void fill(std::mt19937& random, const std::vector<Sequence>& until) {
-    std::vector<Sequence> batch;
-    for (const Sequence& s : until) batch.push_back({0, s.context});
+  void fill(std::mt19937& random, const std::vector<TestSequence>& until) {
+    std::vector<TestSequence> batch;
+    for (const TestSequence& s : until) batch.push_back({0, s.context});
     int64_t rows = 0;
-    for (const Sequence& s : batch) rows += s.rows;
+    for (const TestSequence& s : batch) rows += s.rows;
     if (rows == 0) return;
     plan(batch);
     const int64_t cols = int64_t{config_.kv_heads} * config_.head_dim;
@@ -142,7 +142,7 @@ class Rig {
   std::vector<int32_t> tables_;
   reference::PagedKv kv_;
   std::vector<float> reference_pool_;
-  std::vector<Sequence> batch_;
+  std::vector<TestSequence> batch_;
 };
 
 // Queries and weights of an int8 cache are rounded to seven bits; tiles of AMX take queries as two bf16
@@ -153,7 +153,7 @@ TEST(MrAttention, IsTheReferencesForRaggedBatches) {
   struct Shape {
     int32_t heads, kv_heads, head_dim;
   };
-  const std::vector<Sequence> batch = {{0, 5}, {600, 1}, {37, 17}, {0, 0}, {15, 1}, {16, 2}};
+  const std::vector<TestSequence> batch = {{0, 5}, {600, 1}, {37, 17}, {0, 0}, {15, 1}, {16, 2}};
   for (const std::string& isa : isas()) {
     const DevicePtr device = open_cpu(isa.c_str());
     for (const Shape& shape : {Shape{8, 1, 64}, Shape{3, 3, 40}, Shape{4, 2, 32}, Shape{6, 2, 96}}) {

@@ -16,6 +16,7 @@ namespace millrace::api {
 
 // What the workspace of a backward pass of linear attention depends on.
 struct LinearBackwardShape {
+  enum class Rule { kGatedDelta, kSelectiveScan, kWkv7 } rule;
   int32_t sequences, heads, key_dim, value_dim;
   int64_t longest;  // tokens of a sequence
 };
@@ -111,9 +112,11 @@ struct mr_device {
   virtual size_t wkv7_workspace_bytes(int32_t key_dim, int32_t value_dim) const;
   virtual void wkv7(const mr_wkv7_args& args, void* workspace, mr_stream stream);
   virtual size_t linear_backward_workspace_bytes(const millrace::api::LinearBackwardShape& shape) const;
-  virtual void gated_delta_backward(const mr_gated_delta_backward_args& args, void* workspace);
-  virtual void selective_scan_backward(const mr_selective_scan_backward_args& args, void* workspace);
-  virtual void wkv7_backward(const mr_wkv7_backward_args& args, void* workspace);
+  virtual void gated_delta_backward(const mr_gated_delta_backward_args& args, void* workspace,
+                                    mr_stream stream);
+  virtual void selective_scan_backward(const mr_selective_scan_backward_args& args, void* workspace,
+                                       mr_stream stream);
+  virtual void wkv7_backward(const mr_wkv7_backward_args& args, void* workspace, mr_stream stream);
 
   virtual void moe_route(const float* scores, int64_t rows, int32_t experts, int32_t k,
                          mr_softmax_over softmax_over, int32_t* chosen, float* weights, mr_stream stream) = 0;

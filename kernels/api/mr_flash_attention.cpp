@@ -50,10 +50,8 @@ extern "C" {
 
 mr_status mr_flash_forward_workspace_bytes(const mr_device* device, const mr_flash_problem* problem,
                                            size_t* bytes) {
-  return api::guarded([&] {
-    api::require_pointer(device, "device");
-    api::require_pointer(bytes, "bytes");
-    *bytes = device->flash_forward_workspace_bytes(api::checked_problem(problem));
+  return api::tell_bytes(device, bytes, [&](const mr_device& on) {
+    return on.flash_forward_workspace_bytes(api::checked_problem(problem));
   });
 }
 
@@ -72,11 +70,9 @@ mr_status mr_flash_forward(mr_device* device, const mr_flash_problem* problem, m
 
 mr_status mr_flash_backward_workspace_bytes(const mr_device* device, const mr_flash_problem* problem,
                                             int32_t deterministic, size_t* bytes) {
-  return api::guarded([&] {
-    api::require_pointer(device, "device");
-    api::require_pointer(bytes, "bytes");
+  return api::tell_bytes(device, bytes, [&](const mr_device& on) {
     api::require_range(deterministic, 0, 1, "deterministic");
-    *bytes = device->flash_backward_workspace_bytes(api::checked_for_backward(problem), deterministic != 0);
+    return on.flash_backward_workspace_bytes(api::checked_for_backward(problem), deterministic != 0);
   });
 }
 

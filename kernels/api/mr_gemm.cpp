@@ -174,10 +174,8 @@ using millrace::api::guarded;
 using millrace::api::require_pointer;
 
 mr_status mr_gemm_workspace_bytes(const mr_device* device, const mr_gemm_args* args, size_t* bytes) {
-  return guarded([&] {
-    require_pointer(device, "device");
-    require_pointer(bytes, "bytes");
-    *bytes = device->gemm_workspace_bytes(millrace::api::checked(args));
+  return millrace::api::tell_bytes(device, bytes, [&](const mr_device& on) {
+    return on.gemm_workspace_bytes(millrace::api::checked(args));
   });
 }
 

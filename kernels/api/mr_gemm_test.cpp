@@ -178,6 +178,7 @@ TEST(Gemm, EveryTypeLayoutAndShape) {
                                     {65, 67, 129},
                                     {3, 130, 300},
                                     {260, 33, 17},
+                                    {20, 270, 530},
                                     {4, 5, 0},
                                     {0, 3, 2}}) {
         for (int layout = 0; layout < 4; ++layout) {
@@ -311,6 +312,49 @@ TEST(Gemm, SameBitsOnAnyNumberOfThreads) {
   error_of(open_cpu(nullptr, 1).get(), c, &one);
   error_of(open_cpu(nullptr, 5).get(), c, &five);
   EXPECT_EQ(one, five);
+}
+
+// Up to eight rows go another way than many, and every instruction set has its own. The sums of bf16 by AMX
+// tiles have an order of their own, which is spelled out.
+TEST(Gemm, ARowsBitsDoNotDependOnOthersNorOnTheInstructionSet) {
+  constexpr int64_t kM = 270, kN = 84, kK = 531, kFirst = 100;
+  std::mt19937 random(4);
+  for (const mr_dtype type : {MR_F32, MR_F16, MR_BF16, MR_I8}) {
+    const Stored a = random_stored(random, type, kM, kK, 1), b = random_stored(random, type, kN, kK, 0);
+    std::vector<float> expected[2];  // of the first instruction set, by transpose_b
+    for (const std::string& isa : isas()) {
+      const DevicePtr device = open_cpu(isa.c_str());
+      for (const int transpose_b : {0, 1}) {
+        SCOPED_TRACE(testing::Message() << isa << ", type " << type << ", transposed " << transpose_b);
+        const auto run = [&](int64_t first, int64_t rows) {
+          std::vector<float> c(static_cast<size_t>(rows * kN), NAN);
+          mr_gemm_args args{};
+          args.type = type, args.m = rows, args.n = kN, args.k = kK, args.lda = a.stride;
+          args.a = a.bytes.data() + static_cast<size_t>(first * a.stride) * gemm_bytes(type);
+          args.b = b.bytes.data(), args.transpose_b = transpose_b;  // [kN][kK], or the same as [kK][kN]
+          args.c = c.data(), args.out_type = MR_F32;
+          EXPECT_EQ(call(device.get(), args), MR_OK) << mr_last_error();
+          return c;
+        };
+        const std::vector<float> all = run(0, kM);
+        std::vector<float> same = expected[transpose_b].empty() ? all : expected[transpose_b];
+        expected[transpose_b] = same;
+        for (int64_t i = 0; i < kM * kN && isa == "amx" && type == MR_BF16; ++i) {
+          const double *of_a = a.values.data() + i / kN * kK, *of_b = b.values.data();
+          same[static_cast<size_t>(i)] = sum_of_tiles(
+              kK, [&](int64_t k) { return of_a[k]; },
+              [&](int64_t k) { return of_b[transpose_b ? i % kN * kK + k : k * kN + i % kN]; });
+        }
+        EXPECT_EQ(std::memcmp(same.data(), all.data(), all.size() * 4), 0);
+        for (const int64_t rows : {1, 3, 4, 5, 8, 9, 16, 17, 40}) {
+          EXPECT_EQ(std::memcmp(all.data() + kFirst * kN, run(kFirst, rows).data(),
+                                static_cast<size_t>(rows * kN) * 4),
+                    0)
+              << rows << " rows";
+        }
+      }
+    }
+  }
 }
 
 TEST(Gemm, WhatIsWrongIsNamedAndNothingWritten) {

@@ -195,10 +195,8 @@ mr_status mr_lowbit_repack(mr_device* device, const mr_lowbit_matrix* matrix, vo
 
 mr_status mr_lowbit_gemm_workspace_bytes(const mr_device* device, const mr_lowbit_gemm_args* args,
                                          size_t* bytes) {
-  return guarded([&] {
-    require_pointer(device, "device");
-    require_pointer(bytes, "bytes");
-    *bytes = device->lowbit_gemm_workspace_bytes(millrace::api::checked(args));
+  return millrace::api::tell_bytes(device, bytes, [&](const mr_device& on) {
+    return on.lowbit_gemm_workspace_bytes(millrace::api::checked(args));
   });
 }
 
@@ -215,10 +213,8 @@ mr_status mr_lowbit_gemm(mr_device* device, const mr_lowbit_gemm_args* args, voi
 
 mr_status mr_grouped_gemm_workspace_bytes(const mr_device* device, const mr_grouped_gemm_args* args,
                                           size_t* bytes) {
-  return guarded([&] {
-    require_pointer(device, "device");
-    require_pointer(bytes, "bytes");
-    *bytes = device->grouped_gemm_workspace_bytes(millrace::api::checked(args));
+  return millrace::api::tell_bytes(device, bytes, [&](const mr_device& on) {
+    return on.grouped_gemm_workspace_bytes(millrace::api::checked(args));
   });
 }
 
@@ -234,10 +230,8 @@ mr_status mr_grouped_gemm(mr_device* device, const mr_grouped_gemm_args* args, v
 }
 
 mr_status mr_fp4_gemm_workspace_bytes(const mr_device* device, const mr_fp4_gemm_args* args, size_t* bytes) {
-  return guarded([&] {
-    require_pointer(device, "device");
-    require_pointer(bytes, "bytes");
-    *bytes = device->fp4_gemm_workspace_bytes(millrace::api::checked(args));
+  return millrace::api::tell_bytes(device, bytes, [&](const mr_device& on) {
+    return on.fp4_gemm_workspace_bytes(millrace::api::checked(args));
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 #include "base/state_block.h"
 #include "kernels/api/mr_device.h"
@@ -33,9 +34,15 @@ bool check_sequences(const mr_device& device, const int32_t* cu_seqlens, int32_t
   return cu_seqlens[sequences] > 0;
 }
 
-void require_floats(const float* data, const char* name) { require_aligned(data, 4, name); }
-void allow_floats(const float* data, const char* name) {
-  if (data != nullptr) require_aligned(data, 4, name);
+struct NamedFloats {
+  const float* data;
+  const char* name;
+};
+void require_floats(std::initializer_list<NamedFloats> arrays) {
+  for (const NamedFloats& a : arrays) require_aligned(a.data, alignof(float), a.name);
+}
+void allow_floats(std::initializer_list<NamedFloats> arrays) {  // or null
+  for (const NamedFloats& a : arrays) allow_aligned(a.data, alignof(float), a.name);
 }
 
 void check_heads(int32_t keys, int32_t heads, const char* keys_name, const char* heads_name) {
@@ -46,7 +53,7 @@ void check_heads(int32_t keys, int32_t heads, const char* keys_name, const char*
                 keys);
 }
 
-mr_gated_delta_args checked_delta(const mr_device& device, const mr_gated_delta_args* given, bool pointers) {
+mr_gated_delta_args checked(const mr_device& device, const mr_gated_delta_args* given, bool pointers) {
   require_pointer(given, "args");
   mr_gated_delta_args args = *given;
   check_heads(args.key_heads, args.value_heads, "args.key_heads", "args.value_heads");
@@ -56,20 +63,16 @@ mr_gated_delta_args checked_delta(const mr_device& device, const mr_gated_delta_
   if (args.scale == 0.0f) args.scale = 1.0f / std::sqrt(static_cast<float>(args.key_dim));
   if (!pointers) return args;
   if (check_sequences(device, args.cu_seqlens, args.sequences, args.most_tokens)) {
-    require_floats(args.q, "args.q");
-    require_floats(args.k, "args.k");
-    require_floats(args.v, "args.v");
-    require_floats(args.out, "args.out");
+    require_floats({{args.q, "args.q"}, {args.k, "args.k"}, {args.v, "args.v"}, {args.out, "args.out"}});
   }
-  allow_floats(args.g, "args.g");
-  allow_floats(args.beta, "args.beta");
-  allow_floats(args.initial_state, "args.initial_state");
-  allow_floats(args.final_state, "args.final_state");
+  allow_floats({{args.g, "args.g"},
+                {args.beta, "args.beta"},
+                {args.initial_state, "args.initial_state"},
+                {args.final_state, "args.final_state"}});
   return args;
 }
 
-mr_selective_scan_args checked_scan(const mr_device& device, const mr_selective_scan_args* given,
-                                    bool pointers) {
+mr_selective_scan_args checked(const mr_device& device, const mr_selective_scan_args* given, bool pointers) {
   require_pointer(given, "args");
   const mr_selective_scan_args args = *given;
   check_heads(args.groups, args.heads, "args.groups", "args.heads");
@@ -77,37 +80,35 @@ mr_selective_scan_args checked_scan(const mr_device& device, const mr_selective_
   require_range(args.head_dim, 1, kMaxLinearDim, "args.head_dim");
   if (!pointers) return args;
   if (check_sequences(device, args.cu_seqlens, args.sequences, args.most_tokens)) {
-    require_floats(args.x, "args.x");
-    require_floats(args.dt, "args.dt");
-    require_floats(args.a, "args.a");
-    require_floats(args.b, "args.b");
-    require_floats(args.c, "args.c");
-    require_floats(args.out, "args.out");
+    require_floats({{args.x, "args.x"},
+                    {args.dt, "args.dt"},
+                    {args.a, "args.a"},
+                    {args.b, "args.b"},
+                    {args.c, "args.c"},
+                    {args.out, "args.out"}});
   }
-  allow_floats(args.d, "args.d");
-  allow_floats(args.initial_state, "args.initial_state");
-  allow_floats(args.final_state, "args.final_state");
+  allow_floats({{args.d, "args.d"},
+                {args.initial_state, "args.initial_state"},
+                {args.final_state, "args.final_state"}});
   return args;
 }
 
-mr_short_conv_args checked_conv(const mr_device& device, const mr_short_conv_args* given) {
+mr_short_conv_args checked(const mr_device& device, const mr_short_conv_args* given) {
   require_pointer(given, "args");
   const mr_short_conv_args args = *given;
   require_range(args.channels, 1, INT32_MAX, "args.channels");
   require_range(args.taps, 1, kMaxTaps, "args.taps");
   require_range(args.silu, 0, 1, "args.silu");
   if (check_sequences(device, args.cu_seqlens, args.sequences, args.most_tokens)) {
-    require_floats(args.x, "args.x");
-    require_floats(args.weight, "args.weight");
-    require_floats(args.out, "args.out");
+    require_floats({{args.x, "args.x"}, {args.weight, "args.weight"}, {args.out, "args.out"}});
   }
-  allow_floats(args.bias, "args.bias");
-  allow_floats(args.initial_rows, "args.initial_rows");
-  allow_floats(args.final_rows, "args.final_rows");
+  allow_floats({{args.bias, "args.bias"},
+                {args.initial_rows, "args.initial_rows"},
+                {args.final_rows, "args.final_rows"}});
   return args;
 }
 
-mr_wkv7_args checked_wkv7(const mr_device& device, const mr_wkv7_args* given, bool pointers) {
+mr_wkv7_args checked(const mr_device& device, const mr_wkv7_args* given, bool pointers) {
   require_pointer(given, "args");
   mr_wkv7_args args = *given;
   require_range(args.heads, 1, kMaxLinearHeads, "args.heads");
@@ -117,120 +118,143 @@ mr_wkv7_args checked_wkv7(const mr_device& device, const mr_wkv7_args* given, bo
   if (args.scale == 0.0f) args.scale = 1.0f;
   if (!pointers) return args;
   if (check_sequences(device, args.cu_seqlens, args.sequences, args.most_tokens)) {
-    require_floats(args.r, "args.r");
-    require_floats(args.w, "args.w");
-    require_floats(args.k, "args.k");
-    require_floats(args.v, "args.v");
-    require_floats(args.a, "args.a");
-    require_floats(args.b, "args.b");
-    require_floats(args.out, "args.out");
+    require_floats({{args.r, "args.r"},
+                    {args.w, "args.w"},
+                    {args.k, "args.k"},
+                    {args.v, "args.v"},
+                    {args.a, "args.a"},
+                    {args.b, "args.b"},
+                    {args.out, "args.out"}});
   }
-  allow_floats(args.initial_state, "args.initial_state");
-  allow_floats(args.final_state, "args.final_state");
+  allow_floats({{args.initial_state, "args.initial_state"}, {args.final_state, "args.final_state"}});
   return args;
 }
 
 // Of a backward pass: what the forward call got, whose output is not looked at. Gradients are aligned.
-template <class Args, class Check>
-Args checked_backward(const mr_device& device, const Args* given, const Check& check) {
+template <class Args>
+Args checked_backward(const mr_device& device, const Args* given) {
   require_pointer(given, "args");
   Args args = *given;
   float somewhere = 0.0f;
   args.forward.out = &somewhere;
   args.forward.final_state = nullptr;
-  args.forward = check(device, &args.forward, true);
+  args.forward = checked(device, &args.forward, true);
   args.forward.out = nullptr;
   if (args.forward.sequences > 0 && device.has_host_memory() &&
       args.forward.cu_seqlens[args.forward.sequences] > 0)
-    require_floats(args.d_out, "args.d_out");
-  allow_floats(args.d_final_state, "args.d_final_state");
-  allow_floats(args.d_initial_state, "args.d_initial_state");
+    require_floats({{args.d_out, "args.d_out"}});
+  allow_floats({{args.d_final_state, "args.d_final_state"}, {args.d_initial_state, "args.d_initial_state"}});
   return args;
 }
 
-mr_gated_delta_backward_args checked_delta_backward(const mr_device& device,
-                                                    const mr_gated_delta_backward_args* given) {
-  const mr_gated_delta_backward_args args = checked_backward(device, given, checked_delta);
-  allow_floats(args.dq, "args.dq");
-  allow_floats(args.dk, "args.dk");
-  allow_floats(args.dv, "args.dv");
-  allow_floats(args.dg, "args.dg");
-  allow_floats(args.dbeta, "args.dbeta");
-  if (args.forward.g == nullptr && args.dg != nullptr)
-    throw_error(ErrorCode::kBadInput, "args.dg: found a gradient of args.forward.g, which is NULL");
-  if (args.forward.beta == nullptr && args.dbeta != nullptr)
-    throw_error(ErrorCode::kBadInput, "args.dbeta: found a gradient of args.forward.beta, which is NULL");
+void check_gradient(const float* of, const float* gradient, const char* name) {
+  if (of == nullptr && gradient != nullptr)
+    throw_error(ErrorCode::kBadInput, "args.d{}: found a gradient of args.forward.{}, which is NULL", name,
+                name);
+}
+
+// Lengths count in what a backward pass takes, so its pointers are looked at for the workspace as well.
+mr_gated_delta_backward_args checked(const mr_device& device, const mr_gated_delta_backward_args* given,
+                                     bool /*pointers*/) {
+  const mr_gated_delta_backward_args args = checked_backward(device, given);
+  allow_floats({{args.dq, "args.dq"},
+                {args.dk, "args.dk"},
+                {args.dv, "args.dv"},
+                {args.dg, "args.dg"},
+                {args.dbeta, "args.dbeta"}});
+  check_gradient(args.forward.g, args.dg, "g");
+  check_gradient(args.forward.beta, args.dbeta, "beta");
   return args;
 }
 
-mr_selective_scan_backward_args checked_scan_backward(const mr_device& device,
-                                                      const mr_selective_scan_backward_args* given) {
-  const mr_selective_scan_backward_args args = checked_backward(device, given, checked_scan);
-  allow_floats(args.dx, "args.dx");
-  allow_floats(args.ddt, "args.ddt");
-  allow_floats(args.da, "args.da");
-  allow_floats(args.db, "args.db");
-  allow_floats(args.dc, "args.dc");
-  allow_floats(args.dd, "args.dd");
-  if (args.forward.d == nullptr && args.dd != nullptr)
-    throw_error(ErrorCode::kBadInput, "args.dd: found a gradient of args.forward.d, which is NULL");
+mr_selective_scan_backward_args checked(const mr_device& device, const mr_selective_scan_backward_args* given,
+                                        bool /*pointers*/) {
+  const mr_selective_scan_backward_args args = checked_backward(device, given);
+  allow_floats({{args.dx, "args.dx"},
+                {args.ddt, "args.ddt"},
+                {args.da, "args.da"},
+                {args.db, "args.db"},
+                {args.dc, "args.dc"},
+                {args.dd, "args.dd"}});
+  check_gradient(args.forward.d, args.dd, "d");
   return args;
 }
 
-mr_wkv7_backward_args checked_wkv7_backward(const mr_device& device, const mr_wkv7_backward_args* given) {
-  const mr_wkv7_backward_args args = checked_backward(device, given, checked_wkv7);
-  allow_floats(args.dr, "args.dr");
-  allow_floats(args.dw, "args.dw");
-  allow_floats(args.dk, "args.dk");
-  allow_floats(args.dv, "args.dv");
-  allow_floats(args.da, "args.da");
-  allow_floats(args.db, "args.db");
+mr_wkv7_backward_args checked(const mr_device& device, const mr_wkv7_backward_args* given,
+                              bool /*pointers*/) {
+  const mr_wkv7_backward_args args = checked_backward(device, given);
+  allow_floats({{args.dr, "args.dr"},
+                {args.dw, "args.dw"},
+                {args.dk, "args.dk"},
+                {args.dv, "args.dv"},
+                {args.da, "args.da"},
+                {args.db, "args.db"}});
   return args;
 }
 
-// On a device whose memory the host does not read the lengths are not known, and neither is there a kernel.
+using Rule = LinearBackwardShape::Rule;
+
+// On a device whose memory the host does not read the longest sequence is what the caller says.
 template <class Forward>
-LinearBackwardShape backward_shape(const mr_device& device, const Forward& args, int32_t heads,
+LinearBackwardShape backward_shape(const mr_device& device, Rule rule, const Forward& args, int32_t heads,
                                    int32_t key_dim, int32_t value_dim) {
-  LinearBackwardShape shape{args.sequences, heads, key_dim, value_dim, 0};
+  LinearBackwardShape shape{rule, args.sequences, heads, key_dim, value_dim, 0};
+  if (!device.has_host_memory()) shape.longest = args.most_tokens;
   for (int32_t s = 0; device.has_host_memory() && s < args.sequences; ++s)
     shape.longest = std::max<int64_t>(shape.longest, args.cu_seqlens[s + 1] - args.cu_seqlens[s]);
   return shape;
 }
 
 LinearBackwardShape shape_of(const mr_device& device, const mr_gated_delta_args& a) {
-  return backward_shape(device, a, a.value_heads, a.key_dim, a.value_dim);
+  return backward_shape(device, Rule::kGatedDelta, a, a.value_heads, a.key_dim, a.value_dim);
 }
 LinearBackwardShape shape_of(const mr_device& device, const mr_selective_scan_args& a) {
-  return backward_shape(device, a, a.heads, a.state_dim, a.head_dim);
+  return backward_shape(device, Rule::kSelectiveScan, a, a.heads, a.state_dim, a.head_dim);
 }
 LinearBackwardShape shape_of(const mr_device& device, const mr_wkv7_args& a) {
-  return backward_shape(device, a, a.heads, a.key_dim, a.value_dim);
+  return backward_shape(device, Rule::kWkv7, a, a.heads, a.key_dim, a.value_dim);
 }
 
 [[noreturn]] void only_on_cpus(const char* what) {
   throw_error(ErrorCode::kUnsupported, "{}: computed on CPUs alone, not on this device", what);
 }
 
-template <class Args, class Check>
-mr_status backward_bytes(mr_device* device, const Args* args, size_t* bytes, const Check& check) {
-  return guarded([&] {
-    require_pointer(device, "device");
-    require_pointer(bytes, "bytes");
-    const Args checked = check(*device, args);
-    *bytes = device->linear_backward_workspace_bytes(shape_of(*device, checked.forward));
+size_t workspace_of(const mr_device& device, const mr_gated_delta_args& a) {
+  return device.linear_attention_workspace_bytes(a.key_dim, a.value_dim);
+}
+size_t workspace_of(const mr_device& device, const mr_selective_scan_args& a) {
+  return device.linear_attention_workspace_bytes(a.state_dim, a.head_dim);
+}
+size_t workspace_of(const mr_device& device, const mr_wkv7_args& a) {
+  return device.wkv7_workspace_bytes(a.key_dim, a.value_dim);
+}
+template <class Backward>
+size_t workspace_of(const mr_device& device, const Backward& a) {
+  return device.linear_backward_workspace_bytes(shape_of(device, a.forward));
+}
+
+template <class Args>
+mr_status tell_workspace(mr_device* device, const Args* args, size_t* bytes) {
+  return tell_bytes(device, bytes, [&](const mr_device& on) {
+    return workspace_of(on, checked(on, args, /*pointers=*/false));
   });
 }
 
-template <class Args, class Check>
-mr_status run_backward(mr_device* device, const Args* args, void* workspace, size_t workspace_bytes,
-                       const Check& check, void (mr_device::*run)(const Args&, void*)) {
+// A backward pass of no sequences still writes the gradients of whole heads: zeros.
+template <class Args>
+bool is_nothing(const Args& args) {
+  if constexpr (requires { args.sequences; }) return args.sequences == 0;
+  return false;
+}
+
+template <class Args>
+mr_status run(mr_device* device, const Args* args, void* workspace, size_t workspace_bytes, mr_stream stream,
+              void (mr_device::*call)(const Args&, void*, mr_stream)) {
   return guarded([&] {
     require_pointer(device, "device");
-    const Args checked = check(*device, args);
-    require_workspace(workspace, workspace_bytes,
-                      device->linear_backward_workspace_bytes(shape_of(*device, checked.forward)));
-    (device->*run)(checked, workspace);
+    const Args good = checked(*device, args, /*pointers=*/true);
+    require_workspace(workspace, workspace_bytes, workspace_of(*device, good));
+    if (!is_nothing(good)) (device->*call)(good, workspace, stream);
   });
 }
 
@@ -244,113 +268,79 @@ void mr_device::wkv7(const mr_wkv7_args&, void*, mr_stream) { api::only_on_cpus(
 size_t mr_device::linear_backward_workspace_bytes(const api::LinearBackwardShape&) const {
   api::only_on_cpus("gradients of linear attention");
 }
-void mr_device::gated_delta_backward(const mr_gated_delta_backward_args&, void*) {
+void mr_device::gated_delta_backward(const mr_gated_delta_backward_args&, void*, mr_stream) {
   api::only_on_cpus("gradients of the gated delta rule");
 }
-void mr_device::selective_scan_backward(const mr_selective_scan_backward_args&, void*) {
+void mr_device::selective_scan_backward(const mr_selective_scan_backward_args&, void*, mr_stream) {
   api::only_on_cpus("gradients of the selective scan");
 }
-void mr_device::wkv7_backward(const mr_wkv7_backward_args&, void*) { api::only_on_cpus("gradients of wkv7"); }
+void mr_device::wkv7_backward(const mr_wkv7_backward_args&, void*, mr_stream) {
+  api::only_on_cpus("gradients of wkv7");
+}
 
 mr_status mr_wkv7_workspace_bytes(mr_device* device, const mr_wkv7_args* args, size_t* bytes) {
-  return api::guarded([&] {
-    api::require_pointer(device, "device");
-    api::require_pointer(bytes, "bytes");
-    const mr_wkv7_args checked = api::checked_wkv7(*device, args, false);
-    *bytes = device->wkv7_workspace_bytes(checked.key_dim, checked.value_dim);
-  });
+  return api::tell_workspace(device, args, bytes);
 }
 
 mr_status mr_chunk_wkv7(mr_device* device, const mr_wkv7_args* args, void* workspace, size_t workspace_bytes,
                         mr_stream stream) {
-  return api::guarded([&] {
-    api::require_pointer(device, "device");
-    const mr_wkv7_args checked = api::checked_wkv7(*device, args, true);
-    api::require_workspace(workspace, workspace_bytes,
-                           device->wkv7_workspace_bytes(checked.key_dim, checked.value_dim));
-    if (checked.sequences > 0) device->wkv7(checked, workspace, stream);
-  });
+  return api::run(device, args, workspace, workspace_bytes, stream, &mr_device::wkv7);
 }
 
 mr_status mr_gated_delta_backward_workspace_bytes(mr_device* device, const mr_gated_delta_backward_args* args,
                                                   size_t* bytes) {
-  return api::backward_bytes(device, args, bytes, api::checked_delta_backward);
+  return api::tell_workspace(device, args, bytes);
 }
 
 mr_status mr_gated_delta_backward(mr_device* device, const mr_gated_delta_backward_args* args,
-                                  void* workspace, size_t workspace_bytes, mr_stream) {
-  return api::run_backward(device, args, workspace, workspace_bytes, api::checked_delta_backward,
-                           &mr_device::gated_delta_backward);
+                                  void* workspace, size_t workspace_bytes, mr_stream stream) {
+  return api::run(device, args, workspace, workspace_bytes, stream, &mr_device::gated_delta_backward);
 }
 
 mr_status mr_selective_scan_backward_workspace_bytes(mr_device* device,
                                                      const mr_selective_scan_backward_args* args,
                                                      size_t* bytes) {
-  return api::backward_bytes(device, args, bytes, api::checked_scan_backward);
+  return api::tell_workspace(device, args, bytes);
 }
 
 mr_status mr_selective_scan_backward(mr_device* device, const mr_selective_scan_backward_args* args,
-                                     void* workspace, size_t workspace_bytes, mr_stream) {
-  return api::run_backward(device, args, workspace, workspace_bytes, api::checked_scan_backward,
-                           &mr_device::selective_scan_backward);
+                                     void* workspace, size_t workspace_bytes, mr_stream stream) {
+  return api::run(device, args, workspace, workspace_bytes, stream, &mr_device::selective_scan_backward);
 }
 
 mr_status mr_wkv7_backward_workspace_bytes(mr_device* device, const mr_wkv7_backward_args* args,
                                            size_t* bytes) {
-  return api::backward_bytes(device, args, bytes, api::checked_wkv7_backward);
+  return api::tell_workspace(device, args, bytes);
 }
 
 mr_status mr_wkv7_backward(mr_device* device, const mr_wkv7_backward_args* args, void* workspace,
-                           size_t workspace_bytes, mr_stream) {
-  return api::run_backward(device, args, workspace, workspace_bytes, api::checked_wkv7_backward,
-                           &mr_device::wkv7_backward);
+                           size_t workspace_bytes, mr_stream stream) {
+  return api::run(device, args, workspace, workspace_bytes, stream, &mr_device::wkv7_backward);
 }
 
 mr_status mr_gated_delta_workspace_bytes(mr_device* device, const mr_gated_delta_args* args, size_t* bytes) {
-  return api::guarded([&] {
-    api::require_pointer(device, "device");
-    api::require_pointer(bytes, "bytes");
-    const mr_gated_delta_args checked = api::checked_delta(*device, args, false);
-    *bytes = device->linear_attention_workspace_bytes(checked.key_dim, checked.value_dim);
-  });
+  return api::tell_workspace(device, args, bytes);
 }
 
 mr_status mr_chunk_gated_delta_rule(mr_device* device, const mr_gated_delta_args* args, void* workspace,
                                     size_t workspace_bytes, mr_stream stream) {
-  return api::guarded([&] {
-    api::require_pointer(device, "device");
-    const mr_gated_delta_args checked = api::checked_delta(*device, args, true);
-    api::require_workspace(workspace, workspace_bytes,
-                           device->linear_attention_workspace_bytes(checked.key_dim, checked.value_dim));
-    if (checked.sequences > 0) device->gated_delta(checked, workspace, stream);
-  });
+  return api::run(device, args, workspace, workspace_bytes, stream, &mr_device::gated_delta);
 }
 
 mr_status mr_selective_scan_workspace_bytes(mr_device* device, const mr_selective_scan_args* args,
                                             size_t* bytes) {
-  return api::guarded([&] {
-    api::require_pointer(device, "device");
-    api::require_pointer(bytes, "bytes");
-    const mr_selective_scan_args checked = api::checked_scan(*device, args, false);
-    *bytes = device->linear_attention_workspace_bytes(checked.state_dim, checked.head_dim);
-  });
+  return api::tell_workspace(device, args, bytes);
 }
 
 mr_status mr_selective_scan(mr_device* device, const mr_selective_scan_args* args, void* workspace,
                             size_t workspace_bytes, mr_stream stream) {
-  return api::guarded([&] {
-    api::require_pointer(device, "device");
-    const mr_selective_scan_args checked = api::checked_scan(*device, args, true);
-    api::require_workspace(workspace, workspace_bytes,
-                           device->linear_attention_workspace_bytes(checked.state_dim, checked.head_dim));
-    if (checked.sequences > 0) device->selective_scan(checked, workspace, stream);
-  });
+  return api::run(device, args, workspace, workspace_bytes, stream, &mr_device::selective_scan);
 }
 
 mr_status mr_short_conv(mr_device* device, const mr_short_conv_args* args, mr_stream stream) {
   return api::guarded([&] {
     api::require_pointer(device, "device");
-    const mr_short_conv_args checked = api::checked_conv(*device, args);
-    if (checked.sequences > 0) device->short_conv(checked, stream);
+    const mr_short_conv_args good = api::checked(*device, args);
+    if (good.sequences > 0) device->short_conv(good, stream);
   });
 }

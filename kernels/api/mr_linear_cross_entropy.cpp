@@ -125,12 +125,10 @@ extern "C" {
 
 mr_status mr_linear_cross_entropy_workspace_bytes(const mr_device* device, const mr_weight* weight,
                                                   int64_t chunk, size_t* bytes) {
-  return api::guarded([&] {
-    api::require_pointer(device, "device");
-    api::require_pointer(bytes, "bytes");
+  return api::tell_bytes(device, bytes, [&](const mr_device& on) {
     api::check_weight(device, weight);
     api::require_range(chunk, 1, api::kMaxCount, "chunk");
-    *bytes = api::linear_bytes(*device, *weight, chunk);
+    return api::linear_bytes(on, *weight, chunk);
   });
 }
 

@@ -154,6 +154,7 @@ TEST(Lowbit, EveryFormatPackingAndShape) {
     for (const mr_lowbit_format format : {MR_LOWBIT_MXFP4, MR_LOWBIT_NVFP4}) {
       compare(device.get(), random_rows_matrix(random, format, 1, 70, 160), {0, 3}, "rows");
       compare(device.get(), random_rows_matrix(random, format, 3, 65, 96), {0, 2, 2, 9}, "rows of experts");
+      compare(device.get(), random_rows_matrix(random, format, 2, 270, 544), {0, 20, 30}, "many rows");
     }
     for (const mr_lowbit_format format : {MR_LOWBIT_INT4_32, MR_LOWBIT_INT4_128}) {
       for (const mr_lowbit_packing packing : {MR_LOWBIT_GPTQ, MR_LOWBIT_GPTQ_V2, MR_LOWBIT_AWQ})
@@ -162,26 +163,62 @@ TEST(Lowbit, EveryFormatPackingAndShape) {
   }
 }
 
-TEST(Lowbit, ARowsBitsDoNotDependOnOthers) {
-  const DevicePtr device = open_cpu();
+// Up to eight rows are multiplied without weights in memory, and every instruction set has its own way. Sums
+// by AMX tiles have an order of their own, which is spelled out.
+void compare_bits(const Published& w) {
+  const mr_lowbit_matrix& m = w.matrix;
+  constexpr int64_t kRows = 270, kFirst = 257;
   std::mt19937 random(9);
+  const std::vector<uint16_t> x = random_bf16(random, kRows * m.k);
+  std::vector<float> expected;
+  for (const std::string& isa : isas()) {
+    SCOPED_TRACE(testing::Message() << isa << ", format " << m.format);
+    const DevicePtr device = open_cpu(isa.c_str());
+    size_t bytes = 0;
+    ASSERT_EQ(mr_lowbit_bytes(&m, &bytes), MR_OK);
+    const Guarded units(bytes);
+    ASSERT_EQ(mr_lowbit_repack(device.get(), &m, units.data(), bytes, nullptr), MR_OK);
+    const auto run = [&](int64_t first, int64_t rows) {
+      std::vector<float> y(static_cast<size_t>(rows * m.n));
+      mr_lowbit_gemm_args args{};
+      args.format = m.format, args.experts = 1, args.n = m.n, args.k = m.k, args.m = rows;
+      args.weights = units.data(), args.x = x.data() + first * m.k, args.y = y.data(), args.out_type = MR_F32;
+      EXPECT_EQ(multiply_lowbit(device.get(), args), MR_OK) << mr_last_error();
+      return y;
+    };
+    const std::vector<float> all = run(0, kRows);
+    if (expected.empty()) expected = all;
+    if (isa == "amx") {
+      for (int64_t i = 0; i < kRows * m.n; ++i) {
+        expected[static_cast<size_t>(i)] = sum_of_tiles(
+            m.k, [&](int64_t k) { return bf16_at(x, i / m.n * m.k + k); },
+            [&](int64_t k) { return w.values[static_cast<size_t>(i % m.n * m.k + k)]; });
+      }
+    }
+    EXPECT_EQ(std::memcmp(expected.data(), all.data(), all.size() * 4), 0);
+    for (const int64_t rows : {1, 2, 4, 7, 8, 9}) {
+      EXPECT_EQ(std::memcmp(all.data() + kFirst * m.n, run(kFirst, rows).data(),
+                            static_cast<size_t>(rows * m.n) * 4),
+                0)
+          << rows << " rows";
+    }
+  }
+}
+
+TEST(Lowbit, ARowsBitsDoNotDependOnOthersNorOnTheInstructionSet) {
+  std::mt19937 random(8);
+  for (const mr_lowbit_format format : {MR_LOWBIT_MXFP4, MR_LOWBIT_NVFP4})
+    compare_bits(random_rows_matrix(random, format, 1, 70, 416));
+  for (const mr_lowbit_format format : {MR_LOWBIT_INT4_32, MR_LOWBIT_INT4_128})
+    compare_bits(random_int4_matrix(random, format, MR_LOWBIT_GPTQ, 1, 72, 384));
+}
+
+TEST(Lowbit, BytesOfUnits) {
+  std::mt19937 random(8);
   const Published w = random_rows_matrix(random, MR_LOWBIT_NVFP4, 1, 128, 384);
   size_t bytes = 0;
   ASSERT_EQ(mr_lowbit_bytes(&w.matrix, &bytes), MR_OK);
   EXPECT_EQ(bytes, 2u * 3u * (4096 + 512));
-  const Guarded units(bytes);
-  ASSERT_EQ(mr_lowbit_repack(device.get(), &w.matrix, units.data(), bytes, nullptr), MR_OK);
-  const std::vector<uint16_t> x = random_bf16(random, 300 * 384);
-  const auto run = [&](int64_t first, int64_t rows) {
-    std::vector<float> y(static_cast<size_t>(rows * 128));
-    mr_lowbit_gemm_args args{};
-    args.format = MR_LOWBIT_NVFP4, args.experts = 1, args.n = 128, args.k = 384, args.m = rows;
-    args.weights = units.data(), args.x = x.data() + first * 384, args.y = y.data(), args.out_type = MR_F32;
-    EXPECT_EQ(multiply_lowbit(device.get(), args), MR_OK) << mr_last_error();
-    return y;
-  };
-  const std::vector<float> all = run(0, 300), one = run(257, 1);
-  EXPECT_EQ(std::memcmp(all.data() + 257 * 128, one.data(), 128 * 4), 0);
 }
 
 TEST(Lowbit, WrongArguments) {
@@ -219,7 +256,48 @@ TEST(Lowbit, WrongArguments) {
   refused_product("args.offsets[1]", [&](mr_lowbit_gemm_args& a) { a.offsets = too_many; });
 }
 
-TEST(Fp4Gemm, AgainstSumsInDouble) {
+// Bits are those of every instruction set but for AMX, which has an order of its own.
+TEST(Fp4Gemm, EveryInstructionSetAgainstSumsInDouble) {
+  for (const mr_lowbit_format format : {MR_LOWBIT_MXFP4, MR_LOWBIT_NVFP4}) {
+    for (const auto& [m, n, k] : {std::array<int64_t, 3>{5, 70, 192}, {90, 330, 736}}) {
+      std::mt19937 random(14);
+      const Published a = random_rows_matrix(random, format, 1, m, k),
+                      b = random_rows_matrix(random, format, 1, n, k);
+      std::vector<float> expected;
+      for (const std::string& isa : isas()) {
+        SCOPED_TRACE(testing::Message() << isa << ", format " << format << ", " << m << " rows");
+        const DevicePtr device = open_cpu(isa.c_str());
+        std::vector<float> c(static_cast<size_t>(m * n), -7.0f);
+        mr_fp4_gemm_args args{};
+        args.format = format, args.m = m, args.n = n, args.k = k;
+        args.a = a.codes.data(), args.a_scales = a.scales.data();
+        args.b = b.codes.data(), args.b_scales = b.scales.data();
+        args.out_type = MR_F32, args.c = c.data();
+        size_t bytes = 0;
+        ASSERT_EQ(mr_fp4_gemm_workspace_bytes(device.get(), &args, &bytes), MR_OK) << mr_last_error();
+        const Guarded workspace(bytes);
+        std::memset(workspace.data(), 0xff, bytes);
+        ASSERT_EQ(mr_fp4_gemm(device.get(), &args, workspace.data(), bytes, nullptr), MR_OK);
+        double error = 0, largest = 1e-30;
+        for (int64_t i = 0; i < m * n; ++i) {
+          const double *of_a = a.values.data() + i / n * k, *of_b = b.values.data() + i % n * k;
+          double sum = 0;
+          for (int64_t j = 0; j < k; ++j) sum += of_a[j] * of_b[j];
+          error = std::max(error, std::abs(c[static_cast<size_t>(i)] - sum));
+          largest = std::max(largest, std::abs(sum));
+          if (isa != "amx") continue;
+          expected[static_cast<size_t>(i)] = sum_of_tiles(
+              k, [&](int64_t j) { return of_a[j]; }, [&](int64_t j) { return of_b[j]; });
+        }
+        EXPECT_LE(error / largest, 3e-6);
+        if (expected.empty()) expected = c;
+        EXPECT_EQ(std::memcmp(expected.data(), c.data(), c.size() * 4), 0);
+      }
+    }
+  }
+}
+
+TEST(Fp4Gemm, GapsAndWrongArguments) {
   const DevicePtr device = open_cpu();
   std::mt19937 random(13);
   for (const mr_lowbit_format format : {MR_LOWBIT_MXFP4, MR_LOWBIT_NVFP4}) {

@@ -137,11 +137,8 @@ std::unique_ptr<mr_weight> mr_device::adopt_weight(const millrace::TensorView&, 
 extern "C" {
 
 mr_status mr_weight_bytes(const mr_device* device, const mr_matrix* matrix, size_t* bytes) {
-  return api::guarded([&] {
-    api::require_pointer(device, "device");
-    api::require_pointer(bytes, "bytes");
-    *bytes = device->weight_bytes(api::view_of(matrix));
-  });
+  return api::tell_bytes(device, bytes,
+                         [&](const mr_device& on) { return on.weight_bytes(api::view_of(matrix)); });
 }
 
 mr_status mr_weight_create(mr_device* device, const mr_matrix* matrix, void* memory, size_t memory_bytes,
@@ -161,11 +158,8 @@ mr_status mr_weight_create(mr_device* device, const mr_matrix* matrix, void* mem
 }
 
 mr_status mr_weight_kept_bytes(const mr_device* device, const mr_matrix* matrix, size_t* bytes) {
-  return api::guarded([&] {
-    api::require_pointer(device, "device");
-    api::require_pointer(bytes, "bytes");
-    *bytes = device->weight_kept_bytes(api::view_of(matrix));
-  });
+  return api::tell_bytes(device, bytes,
+                         [&](const mr_device& on) { return on.weight_kept_bytes(api::view_of(matrix)); });
 }
 
 mr_status mr_weight_adopt(mr_device* device, const mr_matrix* matrix, void* memory, size_t memory_bytes,

@@ -153,11 +153,9 @@ mr_status mr_rmsnorm(mr_device* device, const float* x, int64_t x_stride, const 
 }
 
 mr_status mr_sample_workspace_bytes(const mr_device* device, int64_t rows, int64_t vocab, size_t* bytes) {
-  return api::guarded([&] {
-    api::require_pointer(device, "device");
-    api::require_pointer(bytes, "bytes");
+  return api::tell_bytes(device, bytes, [&](const mr_device& on) {
     api::check_sample_shape(rows, vocab);
-    *bytes = device->sample_workspace_bytes(rows, vocab);
+    return on.sample_workspace_bytes(rows, vocab);
   });
 }
 

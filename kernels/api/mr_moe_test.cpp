@@ -138,8 +138,7 @@ void check_moe(mr_device* device, mr_dtype type, mr_dtype down_type, int64_t row
     const reference::FeedForward op{{&e.gate.view, args.gate_bias},
                                     {&e.up.view, args.up_bias},
                                     {&e.down.view, args.down_bias},
-                                    biased ? reference::FeedForward::Activation::kClampedSwiglu
-                                           : reference::FeedForward::Activation::kSilu};
+                                    biased ? Activation::kClampedSwiglu : Activation::kSilu};
     for (int64_t t = 0; t < rows; ++t) {
       reference::experts_add(op, &chosen[t * k], &weights[t * k], k, &x[t * hidden], &expected[t * hidden]);
     }

@@ -52,4 +52,14 @@ int64_t stride_or(int64_t stride, int64_t cols, const char* name);
 
 inline constexpr size_t kWorkspaceAlignment = 256;
 
+// A call that says no more than how many bytes something takes: needed(*device).
+template <class Device, class Needed>
+mr_status tell_bytes(Device* device, size_t* bytes, const Needed& needed) noexcept {
+  return guarded([&] {
+    require_pointer(device, "device");
+    require_pointer(bytes, "bytes");
+    *bytes = needed(*device);
+  });
+}
+
 }  // namespace millrace::api

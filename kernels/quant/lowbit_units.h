@@ -1,5 +1,6 @@
-// The layout in which matrices of four-bit weights are multiplied (include/millrace/kernels/lowbit.h), and
-// how it is made of what is published. Host and device run the same code.
+// The layout in which a GPU multiplies matrices of four-bit weights (include/millrace/kernels/lowbit.h; a
+// CPU's: cpu/matmul/lowbit_task.h), and how it is made of what is published. Host and device run the same
+// code.
 //
 // A unit is 64 rows x 128 columns in one run of bytes; units lie [expert][row tile of 64][column unit of
 // 128]. Rows and columns that are not there have weight zero.
@@ -16,10 +17,7 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
-#include <initializer_list>
 
-#include "base/float_bits.h"
 #include "kernels/quant/e2m1_word.h"
 #include "millrace/kernels/lowbit.h"
 
@@ -154,38 +152,6 @@ MILLRACE_HOST_DEVICE inline void pack_unit_scale(const mr_lowbit_matrix& m, int6
   at[2 * slot] = static_cast<uint8_t>(scale & 255u);
   at[2 * slot + 1] = static_cast<uint8_t>(scale >> 8);
   at[kInt4ScaleBytes + slot] = static_cast<uint8_t>(there ? published_zero(m, expert, n, k / size) : 0u);
-}
-
-// ---------------------------------------------------------------- reading, on a host
-
-// The weights of a word, w[8], the elements of UnitPlace(at, i).
-inline void unit_weights(const uint8_t* unit, mr_lowbit_format format, int at, float (&w)[8]) {
-  const int step = at / 128, slot = at / 32 % 4 * 16 + at % 32 / 4 * 2,
-            group = step * 16 / lowbit_group(format);
-  uint32_t word;
-  std::memcpy(&word, unit + 4 * at, 4);
-  for (int half = 0; half < 2; ++half) {
-    if (is_int4(format)) {
-      const uint8_t* scales = unit + kUnitCodeBytes + group * kInt4GroupBytes;
-      Half scale;
-      std::memcpy(&scale.bits, scales + 2 * (slot + half), 2);
-      const auto zero = static_cast<float>(scales[kInt4ScaleBytes + slot + half]);
-      for (const int i : {0, 1, 4, 5}) {
-        const int e = i + 2 * half;
-        const auto code = static_cast<float>(word >> (e / 2 * 4 + e % 2 * 16) & 15u);
-        w[e] = to_float(to_bfloat16((code - zero) * to_float(scale)));
-      }
-      continue;
-    }
-    const uint32_t stored = unit[kUnitCodeBytes + group * kUnitRows + slot + half];
-    const uint32_t bits = format == MR_LOWBIT_MXFP4 ? e8m0_bits(stored) : e4m3_scale_bits(stored);
-    const float scale = to_float(BFloat16{static_cast<uint16_t>(bits)});
-    for (const int i : {0, 1, 4, 5}) {
-      const int e = i + 2 * half;
-      const auto code = static_cast<uint16_t>(e2m1_pair(word, e / 2) >> (e % 2 * 16));
-      w[e] = to_float(BFloat16{code}) * scale * kLowbitUnscale;
-    }
-  }
 }
 
 }  // namespace millrace::quant

@@ -14,7 +14,7 @@ double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 }  // namespace
 
 float activate(const FeedForward& op, float gate, float up) {
-  using enum FeedForward::Activation;
+  using enum Activation;
   if (op.activation == kSilu) return static_cast<float>(gate * sigmoid(gate) * up);
   if (op.activation == kGelu) return static_cast<float>(gate * 0.5 * std::erfc(-gate / std::sqrt(2.0)) * up);
   if (op.activation == kGeluTanh) {

@@ -4,22 +4,14 @@
 #include <cstdint>
 #include <functional>
 
+#include "base/gated_activation.h"
 #include "kernels/reference/naive_linear.h"
 
 namespace millrace::reference {
 
 struct FeedForward {
-  LinearWeights gate, up, down;  // [.., inner, hidden] twice, [.., hidden, inner]
-  // kSilu: silu(g) * u. kClampedSwiglu (gpt-oss): g = min(g, limit), u = clamp(u, +-limit),
-  // g * sigmoid(alpha g) * (u + 1). kGelu, kGeluTanh: GELU(g) * u. kReluSquared:
-  // max(g, 0)^2 * u. Without `up`, u is 1.
-  enum class Activation {
-    kSilu,
-    kClampedSwiglu,
-    kGelu,
-    kGeluTanh,
-    kReluSquared
-  } activation = Activation::kSilu;
+  LinearWeights gate, up, down;               // [.., inner, hidden] twice, [.., hidden, inner]
+  Activation activation = Activation::kSilu;  // without `up`, u is 1
   float alpha = 1.702f, limit = 7.0f;
 };
 

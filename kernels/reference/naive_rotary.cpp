@@ -9,6 +9,11 @@ double growth_at(const QueryGrowth& growth, int32_t position) {
   return 1.0 + growth.scale * std::log1p(steps);
 }
 
+void grow_query(const QueryGrowth& growth, int32_t position, int64_t size, float* q) {
+  const double by = growth_at(growth, position);
+  for (int64_t i = 0; i < size; ++i) q[i] = static_cast<float>(q[i] * by);
+}
+
 void rotate(const Rotary& rotary, int32_t position, float* x) { rotate_on_axes(rotary, {}, &position, x); }
 
 void rotate_on_axes(const Rotary& rotary, std::span<const uint8_t> axes, const int32_t* positions, float* x) {

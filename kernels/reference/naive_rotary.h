@@ -18,6 +18,7 @@ struct QueryGrowth {
   int32_t offset = 0;
 };
 double growth_at(const QueryGrowth& growth, int32_t position);
+void grow_query(const QueryGrowth& growth, int32_t position, int64_t size, float* q);
 
 // One head at one position, in place.
 void rotate(const Rotary& rotary, int32_t position, float* x);

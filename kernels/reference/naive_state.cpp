@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/reference/state_store.h"
 
 namespace millrace::reference {
 namespace {
@@ -14,12 +15,6 @@ using Doubles = std::vector<double>;
 
 double logistic(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 double silu(double x) { return x * logistic(x); }
-
-// This layer's part of the block of a position; null before the first and where nothing is kept.
-float* block_of(const StateMix& op, const int32_t* table, int32_t position) {
-  if (position < 0 || table[position / kBlockTokens] == kNoBlock) return nullptr;
-  return op.pool + table[position / kBlockTokens] * op.block_floats + op.layer_offset;
-}
 
 Doubles convolve(const StateMix& op, const int32_t* table, int32_t position) {
   const StateShape& s = op.shape;
@@ -99,17 +94,8 @@ void advance(const StateMix& op, const float* block, int32_t row, int32_t head, 
 }
 
 Doubles state_at(const StateMix& op, const int32_t* table, int32_t position, int32_t head) {
-  const StateShape& s = op.shape;
-  const StateBlock at(s);
-  Doubles state(static_cast<size_t>(s.key_dim) * s.value_dim, 0.0);
   const int32_t first = position / kBlockTokens * kBlockTokens;
-  if (const float* before = block_of(op, table, first - 1)) {
-    for (int32_t d = 0; d < s.key_dim; ++d) {
-      for (int32_t i = 0; i < s.value_dim; ++i)
-        state[static_cast<size_t>(d * s.value_dim + i)] =
-            before[at.state + head * at.head_state + d * at.padded_dim + i];
-    }
-  }
+  Doubles state = state_before(op, table, first, head);
   for (int32_t p = first; p <= position; ++p)
     advance(op, block_of(op, table, p), p % kBlockTokens, head, state);
   return state;
@@ -164,13 +150,7 @@ void state_mix(const StateMix& op, const int32_t* table, int32_t position, const
       for (int32_t d = 0; d < s.key_dim; ++d) to += q[d] * state[static_cast<size_t>(d * s.value_dim + i)];
       if (op.d != nullptr) to += op.d[h] * x[static_cast<size_t>(s.value_at() + h * s.value_dim + i)];
     }
-    if (row + 1 < kBlockTokens) continue;
-    float* state_out = block + at.state + h * at.head_state;
-    for (int32_t d = 0; d < s.key_dim; ++d) {
-      for (int32_t i = 0; i < at.padded_dim; ++i)
-        state_out[d * at.padded_dim + i] =
-            i < s.value_dim ? static_cast<float>(state[static_cast<size_t>(d * s.value_dim + i)]) : 0.0f;
-    }
+    if (row + 1 == kBlockTokens) keep_state(s, state, h, block);
   }
   gate_and_norm(op, mix, y);
   std::transform(y.begin(), y.end(), out, [](double v) { return static_cast<float>(v); });

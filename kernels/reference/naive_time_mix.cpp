@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/reference/state_store.h"
 
 namespace millrace::reference {
 namespace {
@@ -12,11 +13,6 @@ namespace {
 using Doubles = std::vector<double>;
 
 double gate_logistic(double x) { return 1.0 / (1.0 + std::exp(-x)); }
-
-float* block_of(const TimeMix& op, const int32_t* table, int32_t position) {
-  if (position < 0 || table[position / kBlockTokens] == kNoBlock) return nullptr;
-  return op.pool + table[position / kBlockTokens] * op.block_floats + op.layer_offset;
-}
 
 // Writes the token's keys, values and decays where later tokens find them; returns its a, [keys].
 Doubles keep_row(const TimeMix& op, float* block, int32_t row, const TimeMixToken& t) {
@@ -76,17 +72,8 @@ void advance(const TimeMix& op, float* block, int32_t row, int32_t head, const d
 }
 
 Doubles state_at(const TimeMix& op, const int32_t* table, int32_t position, int32_t head, const double* a) {
-  const StateShape& s = op.shape;
-  const StateBlock at(s);
-  Doubles state(static_cast<size_t>(s.key_dim) * static_cast<size_t>(s.value_dim), 0.0);
   const int32_t first = position / kBlockTokens * kBlockTokens;
-  if (const float* before = block_of(op, table, first - 1)) {
-    for (int32_t d = 0; d < s.key_dim; ++d) {
-      for (int32_t i = 0; i < s.value_dim; ++i)
-        state[static_cast<size_t>(d * s.value_dim + i)] =
-            before[at.state + head * at.head_state + d * at.padded_dim + i];
-    }
-  }
+  Doubles state = state_before(op, table, first, head);
   for (int32_t p = first; p <= position; ++p)
     advance(op, block_of(op, table, p), p % kBlockTokens, head, p == position ? a : nullptr, state);
   return state;
@@ -121,13 +108,7 @@ void time_mix(const TimeMix& op, const int32_t* table, int32_t position, const T
       const double y = normed * op.norm[to] + op.norm_bias[to] + own * v[i];
       token.out[to] = static_cast<float>(y * token.gate[to]);
     }
-    if (row + 1 < kBlockTokens) continue;
-    float* state_out = block + at.state + h * at.head_state;
-    for (int32_t d = 0; d < s.key_dim; ++d) {
-      for (int32_t i = 0; i < at.padded_dim; ++i)
-        state_out[d * at.padded_dim + i] =
-            i < s.value_dim ? static_cast<float>(state[static_cast<size_t>(d * s.value_dim + i)]) : 0.0f;
-    }
+    if (row + 1 == kBlockTokens) keep_state(s, state, h, block);
   }
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any, Mapping, Sequence
 
 from .errors import BadInputError
@@ -18,6 +19,14 @@ def check_text(name: str, text: Any) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise BadInputError(f"{name}: found half of a surrogate pair at {error.start}, expected valid Unicode") from None
+    return text
+
+
+def check_path(name: str, path: str | os.PathLike[str]) -> str:
+    """What an operating system's file may be called, in UTF-8."""
+    text = check_text(name, os.fspath(path))
+    if not text or "\0" in text:
+        raise BadInputError(f"{name}: found {text!r:.60}, expected {'no zero byte' if text else 'some text'}")
     return text
 
 

@@ -9,6 +9,7 @@ import re
 from typing import Any, Callable, Mapping
 
 from . import _millrace
+from ._checks import check_text
 from .errors import BadInputError
 
 # What other engines call the same thing: named in the complaint about an unknown name.
@@ -48,7 +49,7 @@ def nearest(name: str, names: list[str]) -> str:
 def _word(name: str, kind: str, value: Any) -> str:
     if kind == "text":
         if isinstance(value, (str, os.PathLike)):
-            return os.fspath(value)
+            return check_text(name, os.fspath(value))
         expected = "a string"
     elif kind == "integer":
         if isinstance(value, int) and not isinstance(value, bool):
@@ -62,7 +63,7 @@ def _word(name: str, kind: str, value: Any) -> str:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return repr(value)
         if isinstance(value, str):
-            return value
+            return check_text(name, value)
         expected = 'a number or a text such as "16G"'
     else:
         if isinstance(value, bool):

@@ -7,10 +7,10 @@ import json
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Iterator, Literal, Mapping, Sequence, cast, overload
+from typing import TYPE_CHECKING, Any, Iterator, Literal, Mapping, NoReturn, Sequence, cast, overload
 
 from . import _millrace
-from ._checks import check_ids, check_messages, check_text, is_id, to_json
+from ._checks import check_ids, check_messages, check_path, check_text, is_id, to_json
 from ._display import Stats, card
 from ._forked import Absent, leave_to_parent
 from ._options import in_python, nearest, to_words
@@ -54,13 +54,14 @@ class LLM:
                  open_objects: bool = False, progress: bool | None = None, **options: Any) -> None:
         if not isinstance(model, (str, os.PathLike)):
             raise BadInputError(f"model: found {model!r}, expected a path or a name")
+        path_or_name = check_path("model", model)
         if name is not None and not check_text("name", name):
             raise BadInputError("name: found an empty string, expected some text")
         words = to_words({"device": device, **options}, _millrace.engine_options)
-        path, found = _millrace.find_model(os.fspath(model))
         self._bars = progress
         bar = _bar(progress, "loading", None, "B") if progress else None
         try:
+            path, found = _millrace.find_model(path_or_name, bar.to if bar else None)
             self._model = _millrace.load_model(name or found, path, words, open_objects, bar.to if bar else None)
         except Error as error:
             raise type(error)(in_python(str(error))) from None
@@ -74,20 +75,27 @@ class LLM:
 
     # ---------------------------------------------------------------- text
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Mapping[str, Any] | None = None,
-                 *, use_tqdm: bool | None = None, **more: Any) -> Results:
+    def generate(self, prompts: Prompt | Sequence[Prompt],
+                 sampling_params: SamplingParams | Mapping[str, Any] | Sequence[SamplingParams] | None = None, *,
+                 use_tqdm: bool | None = None, **more: Any) -> Results:
         """Answers to a prompt or a batch of them; a prompt is text or a list of token ids.
 
-        Arguments of SamplingParams may be given by themselves: generate(prompt, max_tokens=50). The result is a
-        sequence that fills up while it is read; leaving a loop over it cancels the rest.
+        Arguments of SamplingParams may be given by themselves: generate(prompt, max_tokens=50); a list of SamplingParams
+        has one for every prompt. The result is a sequence that fills up while it is read; leaving a loop over it cancels
+        the rest.
         """
-        params = params_of(sampling_params, more)
         batch = _prompts(prompts)
-        template = params._request(self._model)
-        del template  # checked once, before anything is submitted
+        if isinstance(sampling_params, (list, tuple)):
+            each = [params_of(one, more) for one in sampling_params]
+            if len(each) != len(batch):
+                raise BadInputError(f"sampling_params: found {len(each)} for {len(batch)} prompts, expected one for each")
+        else:
+            each = [params_of(sampling_params, more)] * len(batch)
+        for params in {id(one): one for one in each}.values():
+            params._request(self._model)  # checked before anything is submitted
 
-        def submit(prompt: str | list[int]) -> _millrace.EventReader:
-            request = params._request(self._model)
+        def submit(index: int) -> _millrace.EventReader:
+            prompt, request = batch[index], each[index]._request(self._model)
             if isinstance(prompt, str):
                 request.text = prompt
             else:
@@ -96,7 +104,7 @@ class LLM:
 
         wanted = self._bars if use_tqdm is None else use_tqdm
         bar = _bar(wanted, "prompts", len(batch), "") if wanted else None
-        return Results(batch, submit, params.logprobs is not None, _AHEAD, bar)
+        return Results(batch, submit, [one.logprobs is not None for one in each], _AHEAD, bar)
 
     @overload
     def chat(self, messages: Sequence[Message], *, stream: Literal[False] = False, **fields: Any) -> dict[str, Any]: ...
@@ -115,10 +123,14 @@ class LLM:
         call = self._chat_call(messages, stream, fields)
         if stream:
             return _chunks(call, self)
-        while not call.done:
-            call.poll()
-            if not call.done:
-                call.wait()
+        try:
+            while not call.done:
+                call.poll()
+                if not call.done:
+                    call.wait()
+        except BaseException:  # Ctrl-C, whose traceback holds the call: nobody reads the answer
+            call.cancel()
+            raise
         answer: dict[str, Any] = json.loads(call.body)
         return answer
 
@@ -171,11 +183,18 @@ class LLM:
         size = int(self._info["embedding_size"])
         if pooling not in (None, "mean", "last", "cls"):
             raise BadInputError(f"pooling: found {pooling!r}, expected mean, last or cls")
-        if dimensions is not None and not 1 <= dimensions <= size:
-            raise BadInputError(f"dimensions: found {dimensions}, expected 1 to {size}")
+        if dimensions is not None and (isinstance(dimensions, bool) or not is_id(dimensions) or not 1 <= dimensions <= size):
+            raise BadInputError(f"dimensions: found {dimensions!r}, expected a whole number, 1 to {size}")
+        if not isinstance(normalize, bool):
+            raise BadInputError(f"normalize: found {normalize!r}, expected True or False")
         readers = [self._embedding(one, pooling or self._info["pooling"]) for one in _prompts(inputs)]
-        rows = numpy.concatenate([reader.collect_embedding(size) for reader in readers]) if readers else \
-            numpy.zeros((0, size), numpy.float32)
+        try:
+            rows = numpy.concatenate([reader.collect_embedding(size) for reader in readers]) if readers else \
+                numpy.zeros((0, size), numpy.float32)
+        except BaseException:
+            for reader in readers:
+                reader.cancel()
+            raise
         if dimensions is not None:
             rows = rows[:, :dimensions]
         if normalize:
@@ -238,6 +257,9 @@ class LLM:
     def __del__(self) -> None:
         if hasattr(self, "_closed"):
             self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("LLM: holds a model and its threads, expected one that is made in the process that uses it")
 
     def __repr__(self) -> str:
         i = self._info
@@ -314,7 +336,8 @@ class _Bar:
         self._bar = bar
 
     def to(self, done: int, total: int) -> None:
-        self._bar.total = total
+        if self._bar.total != total:  # fetched, now loaded
+            self._bar.reset(total)
         self._bar.update(done - self._bar.n)
 
     def update(self, n: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import threading
 from typing import Any, Callable, Iterator, Sequence, overload
 
@@ -46,18 +47,22 @@ class RequestOutput:
 
     @property
     def text(self) -> str:
+        """What the first answer says."""
         return self.outputs[0].text
 
     @property
     def token_ids(self) -> list[int]:
+        """The tokens of the first answer."""
         return self.outputs[0].token_ids
 
     @property
     def logprobs(self) -> list[Logprob] | None:
+        """Of the first answer's tokens, where they were asked for."""
         return self.outputs[0].logprobs
 
     @property
     def finish_reason(self) -> str:
+        """How the first answer ended: stop, length, cancelled or deadline."""
         return self.outputs[0].finish_reason
 
     def __str__(self) -> str:
@@ -114,8 +119,8 @@ class Results(Sequence[RequestOutput]):
     an index waits for that one. Dropping the object, as a loop that is left does, cancels what is not finished.
     """
 
-    def __init__(self, prompts: Sequence[str | list[int]], submit: Callable[[str | list[int]], _millrace.EventReader],
-                 logprobs: bool, window: int, bar: Any) -> None:
+    def __init__(self, prompts: Sequence[str | list[int]], submit: Callable[[int], _millrace.EventReader],
+                 logprobs: Sequence[bool], window: int, bar: Any) -> None:
         self._prompts, self._submit, self._logprobs, self._window, self._bar = prompts, submit, logprobs, window, bar
         self._readers: dict[int, _millrace.EventReader] = {}
         self._outputs: list[RequestOutput | None] = [None] * len(prompts)
@@ -127,7 +132,7 @@ class Results(Sequence[RequestOutput]):
     def _fill(self, until: int) -> None:
         """Some ahead of the one that is waited for, so that a million prompts do not all wait inside the engine."""
         while self._submitted < min(len(self._prompts), until + self._window):
-            self._readers[self._submitted] = self._submit(self._prompts[self._submitted])
+            self._readers[self._submitted] = self._submit(self._submitted)
             self._submitted += 1
 
     def _get(self, index: int) -> RequestOutput:
@@ -144,7 +149,7 @@ class Results(Sequence[RequestOutput]):
         if reader is None:
             raise make_error("busy", f"results[{index}]: was cancelled")
         try:
-            output = make_output(self._prompts[index], reader.collect(), self._logprobs)
+            output = make_output(self._prompts[index], reader.collect(), self._logprobs[index])
         except BaseException:  # also Ctrl-C: nobody reads the rest
             self.cancel()
             raise
@@ -177,6 +182,7 @@ class Results(Sequence[RequestOutput]):
     def __getitem__(self, index: int | slice) -> RequestOutput | list[RequestOutput]:
         if isinstance(index, slice):
             return [self._get(i) for i in range(*index.indices(len(self)))]
+        index = operator.index(index)
         if not -len(self) <= index < len(self):
             raise IndexError(f"results[{index}]: there are {len(self)}")
         return self._get(index % len(self))

@@ -166,7 +166,7 @@ def _check_strings(name: str, values: Sequence[Any]) -> None:
         check_text(name, value)
 
 
-def params_of(params: SamplingParams | Mapping[str, Any] | None, more: Mapping[str, Any]) -> SamplingParams:
+def params_of(params: object, more: Mapping[str, Any]) -> SamplingParams:
     """SamplingParams, with the arguments that were given beside them."""
     names = [field.name for field in dataclasses.fields(SamplingParams)]
     given = dict(params) if isinstance(params, Mapping) else {}

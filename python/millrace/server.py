@@ -10,7 +10,7 @@ from typing import Any, cast
 from . import _millrace
 from ._forked import Absent, leave_to_parent
 from ._options import engine_options, in_python, to_words
-from .errors import BadInputError, Error
+from .errors import BadInputError, BusyError, Error
 from .llm import LLM
 
 
@@ -25,6 +25,7 @@ class Server:
 
     @property
     def running(self) -> bool:
+        """Whether it listens still."""
         return self._serving.running
 
     def stop(self) -> None:
@@ -90,6 +91,8 @@ def serve(model: LLM | str | os.PathLike[str], **options: Any) -> Server:
         raise BadInputError(f"{next(iter(engine))}: is for loading a model, and this one is loaded")
     server = {"quiet": True, **{name: value for name, value in options.items() if name not in engine}}
     words = to_words(server, _millrace.server_options)
+    if isinstance(model, LLM) and model._closed:
+        raise BusyError("model: was closed, expected one that is open")
     llm = model if isinstance(model, LLM) else LLM(model, **engine)
     try:
         return Server(llm, _millrace.serve(llm._model, words), llm is not model)

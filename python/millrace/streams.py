@@ -60,7 +60,11 @@ class Stream:
             reader = self._reader
             if reader is None:
                 raise StopIteration
-            reader.wait()
+            try:
+                reader.wait()
+            except BaseException:  # Ctrl-C, whose traceback holds the stream
+                self.close()
+                raise
 
     def __aiter__(self) -> "Stream":
         return self

@@ -133,7 +133,7 @@ std::shared_ptr<LoadedModel> load(const std::string& name, const std::string& pa
                                   const std::vector<std::string>& words, bool open_objects,
                                   const nb::object& progress) {
   EngineOptions options = parse_engine_options(path, words);
-  if (!options.draft_model.empty()) options.draft_model = find_model(options.draft_model).path;
+  if (!options.draft_model.empty()) options.draft_model = find_model(options.draft_model, progress).path;
   using Clock = std::chrono::steady_clock;
   Clock::time_point next = Clock::now();
   options.on_load = [&](size_t done, size_t total) {
@@ -305,11 +305,11 @@ void bind_model(nb::module_& m) {
   bind_help("server_options", &server_option_help);
   m.def(
       "find_model",
-      [](const std::string& given) {
-        const FoundModel found = find_model(given);
+      [](const std::string& given, const nb::object& progress) {
+        const FoundModel found = find_model(given, progress);
         return nb::make_tuple(found.path, found.name);
       },
-      nb::arg("given"));
+      nb::arg("given"), nb::arg("progress").none());
 }
 
 }  // namespace millrace::python

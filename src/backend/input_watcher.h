@@ -17,6 +17,9 @@ class InputWatcher {
   // others. Routers are not shown.
   virtual void see(std::span<const Weight* const> weights, int64_t expert, const float* x, int64_t rows,
                    int64_t stride) = 0;
+  // Of latent attention, whose `k_b` and `v_b` are shown head by head: what the one matrix that both are
+  // parts of is multiplied with. x: [rows][rank]
+  virtual void see_latent(const Weight& k_b, int64_t rank, const float* x, int64_t rows, int64_t stride) = 0;
 };
 
 class WatchableExecutor {

@@ -177,18 +177,42 @@ double allowed_on_gpu(DType type, DType kv_type) {
   return rounded + (kv_type == DType::kF32 ? 0 : kv_type == DType::kF8E4M3 ? 0.03 : 8e-3);
 }
 
+// The part of the rows that are near: where a cache rounds what an indexer scores, two scores of a row may
+// change places, and it reads another token, of index_top. On an H200 all of 210 rows are near in float32,
+// 77% in bf16, 99% in fp8, whose steps are too coarse for a last bit to matter.
+double near_rows(const std::vector<float>& got, const std::vector<float>& want, const Shape& s,
+                 double allowed) {
+  const auto hidden = static_cast<size_t>(s.hidden), rows = want.size() / hidden;
+  size_t near = 0;
+  for (size_t row = 0; row < rows; ++row) {
+    const auto of = [&](const std::vector<float>& all) {
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(row * hidden);
+      return std::vector<float>(begin, begin + s.hidden);
+    };
+    near += error_of(of(got), of(want)) < allowed ? 1 : 0;
+  }
+  return static_cast<double>(near) / static_cast<double>(rows);
+}
+
 // On a device that is not the CPU: near the reference, and the same bits in pieces.
 void compare_further(const Shape& s, DType type, DType kv_type, const std::vector<float>& want,
                      int32_t total) {
   const Tensors tensors(type, s);
+  const bool chooses_alike = s.latent.index_top == 0 || kv_type == DType::kF32;
   for (const std::string& name : further_devices()) {
     const auto backend = make_backend(name, {2});
     const std::vector<float> got = run(*backend, tensors, s, kv_type, total, total);
-    const double error = error_of(got, want);
-    EXPECT_LT(error, allowed_on_gpu(type, kv_type)) << name;
-    std::printf("[  figure  ] %s latent rank %d heads %d %s, cache %s: error %.1e\n", name.c_str(),
-                s.latent.rank, s.heads, std::string(info(type).name).c_str(),
-                std::string(info(kv_type).name).c_str(), error);
+    const double error = error_of(got, want), allowed = allowed_on_gpu(type, kv_type);
+    const double near = near_rows(got, want, s, allowed);
+    if (chooses_alike) {
+      EXPECT_LT(error, allowed) << name;
+    } else {
+      EXPECT_GT(near, 0.6) << name;
+      EXPECT_LT(error, 0.05) << name;
+    }
+    std::printf("[  figure  ] %s latent rank %d heads %d %s, cache %s: error %.1e, %.0f%% of the rows near\n",
+                name.c_str(), s.latent.rank, s.heads, std::string(info(type).name).c_str(),
+                std::string(info(kv_type).name).c_str(), error, 100 * near);
     for (const int32_t chunk : {1, 7, 40}) {
       if (total > 8 * kTokens && chunk == 1) continue;  // thousands of launches
       const std::vector<float> cut = run(*backend, tensors, s, kv_type, chunk, total);
@@ -321,7 +345,7 @@ TEST(IndexedAttention, FurtherDevicesAgreeWithTheReferenceForSizesOfModels) {
   constexpr int32_t kLong = 210;  // 22 blocks in the pool: TestSequence scatters by sevens
   const auto reference = make_reference_backend();
   const Tensors tensors(DType::kF32, kRealIndexed);
-  for (const DType kv_type : {DType::kBF16, DType::kF8E4M3}) {
+  for (const DType kv_type : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
     const std::vector<float> want = run(*reference, tensors, kRealIndexed, kv_type, kLong, kLong);
     compare_further(kRealIndexed, DType::kF32, kv_type, want, kLong);
   }

@@ -40,7 +40,7 @@ std::vector<float> attend(Backend& backend, DType kv_type, int32_t window, int32
     const SequenceSlice slice = sequence.slice(0, tokens);
     const std::vector<int32_t> ids(static_cast<size_t>(tokens), 0);
     executor->begin({ids, {&slice, 1}, {}});
-    // Larger and larger keys: the largest score is a later span's, again and again.
+    // Larger and larger keys: the largest score is a later split's, again and again.
     const float size = 1.0f + 3.0f * static_cast<float>(sequence.length) / kContext;
     write(Slot::kQuery, tokens * kQueryHeads * kDim, 1.0f);
     write(Slot::kKey, tokens * kHeadsOfKv * kDim, size);
@@ -58,7 +58,7 @@ std::vector<float> attend(Backend& backend, DType kv_type, int32_t window, int32
 }
 
 TEST(LongContext, HasTheSameBitsHoweverManyThreads) {
-  // The last asks with eleven tiles of eleven spans: more than three threads have room for at a time.
+  // The last has eleven tiles of eleven splits: more than three threads have room for at a time.
   for (const auto& [type, window, asking] : {std::tuple{DType::kBF16, 0, 3},
                                              {DType::kQ8_0, 0, 3},
                                              {DType::kBF16, 700, 3},

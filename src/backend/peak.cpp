@@ -76,7 +76,7 @@ __attribute__((target("avx2"))) double dot_int8() {
   return static_cast<double>(kRounds) * kAccumulators * 64;
 }
 
-__attribute__((target("avx512f,avx512vnni"))) double dot_int8_wide() {
+__attribute__((target("avx512f,avx512vnni"))) double dot_int8_avx512_vnni() {
   __m512i sums[kAccumulators];
   for (__m512i& sum : sums) sum = _mm512_setzero_si512();
   __m512i a = _mm512_set1_epi32(0x01010101), b = _mm512_set1_epi32(0x02020202);
@@ -88,8 +88,8 @@ __attribute__((target("avx512f,avx512vnni"))) double dot_int8_wide() {
   return static_cast<double>(kRounds) * kAccumulators * 128;
 }
 
-// As dot_int8, twice as wide.
-__attribute__((target("avx512f,avx512bw"))) double dot_int8_pairs_wide() {
+// As dot_int8, with vectors of twice the size.
+__attribute__((target("avx512f,avx512bw"))) double dot_int8_avx512_bw() {
   __m512i sums[kAccumulators];
   for (__m512i& sum : sums) sum = _mm512_setzero_si512();
   __m512i a = _mm512_set1_epi32(0x01010101), b = _mm512_set1_epi32(0x02020202);
@@ -117,7 +117,7 @@ __attribute__((target("avx2,fma"))) double fma_float() {
   return static_cast<double>(kRounds) * kAccumulators * 16;
 }
 
-__attribute__((target("avx512f"))) double fma_float_wide() {
+__attribute__((target("avx512f"))) double fma_float_avx512() {
   __m512 sums[kAccumulators];
   for (__m512& sum : sums) sum = _mm512_setzero_ps();
   __m512 a = _mm512_set1_ps(1.0f), b = _mm512_set1_ps(0.5f);
@@ -191,10 +191,10 @@ Kernels kernels_for([[maybe_unused]] std::string_view isa) {
   if (isa.find("dotprod") != isa.npos) return {dot_int8, fma_float, "sdot"};
   if (isa.find("neon") != isa.npos) return {nullptr, fma_float, ""};
 #elif defined(__x86_64__)
-  if (isa.find("amx") != isa.npos) return {tile_int8, fma_float_wide, "tdpbssd", tile_bf16};
+  if (isa.find("amx") != isa.npos) return {tile_int8, fma_float_avx512, "tdpbssd", tile_bf16};
   if (isa.find("avx512_bw") != isa.npos)
-    return {dot_int8_pairs_wide, fma_float_wide, "vpmaddubsw + vpmaddwd"};
-  if (isa.find("avx512") != isa.npos) return {dot_int8_wide, fma_float_wide, "vpdpbusd"};
+    return {dot_int8_avx512_bw, fma_float_avx512, "vpmaddubsw + vpmaddwd"};
+  if (isa.find("avx512") != isa.npos) return {dot_int8_avx512_vnni, fma_float_avx512, "vpdpbusd"};
   if (isa.find("avx") != isa.npos) return {dot_int8, fma_float, "vpmaddubsw + vpmaddwd"};
 #endif
   return {};

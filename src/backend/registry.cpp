@@ -45,7 +45,7 @@ std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOption
         "the cpu device does that",
         name, options.shares->context_ranks());
   }
-  if (name == "reference") return make_reference_backend();
+  if (name == "reference") return make_reference_backend(options.fp8_prompts);
   if (gpu) {
     const bool by_rank = name == "cuda" && options.shares != nullptr;  // which GPU is left to the ranks
     return make_cuda_backend(options, by_rank ? kGpuOfRank : *gpu);

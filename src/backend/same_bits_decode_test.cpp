@@ -301,16 +301,7 @@ void compare_with_reference(const Types& types) {
   for (Device& device : all_devices(2)) {
     const std::vector<float> got = alone(*device.backend, model, tokens, 1);
     ASSERT_EQ(got.size(), want.size());
-    std::vector<double> errors;
-    for (size_t at = 0; at < want.size(); at += kVocab) {
-      double error = 0, size = 0;
-      for (size_t i = at; i < at + kVocab; ++i) {
-        error += std::pow(static_cast<double>(got[i]) - want[i], 2);
-        size += std::pow(static_cast<double>(want[i]), 2);
-      }
-      errors.push_back(std::sqrt(error / size));
-    }
-    std::sort(errors.begin(), errors.end());
+    const std::vector<double> errors = sorted_row_errors(got, want, kVocab);
     // Some ten products, each about half a percent off by int8 activations; a few tokens swap an expert.
     EXPECT_LT(errors[errors.size() / 2], 0.03) << device.label;
     EXPECT_LT(errors[errors.size() * 9 / 10], 0.08) << device.label;

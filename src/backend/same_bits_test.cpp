@@ -280,18 +280,7 @@ TEST(SameBits, AndTheyAreTheRightOnes) {
   const std::vector<float> want = alone(*reference, model, DType::kF32, tokens, 200);
   const auto backend = make_cpu_backend({2});
   const std::vector<float> got = alone(*backend, model, DType::kBF16, tokens, 40);
-  // Per position, so that the few tokens whose experts int8 activations swap (a tie within rounding) count
-  // once.
-  std::vector<double> errors;
-  for (size_t at = 0; at < want.size(); at += kVocab) {
-    double error = 0, size = 0;
-    for (size_t i = at; i < at + kVocab; ++i) {
-      error += std::pow(static_cast<double>(got[i]) - want[i], 2);
-      size += std::pow(static_cast<double>(want[i]), 2);
-    }
-    errors.push_back(std::sqrt(error / size));
-  }
-  std::sort(errors.begin(), errors.end());
+  const std::vector<double> errors = sorted_row_errors(got, want, kVocab);
   EXPECT_LT(errors[errors.size() / 2],
             0.03);  // some ten products, each about half a percent off by int8 activations
   EXPECT_LT(errors[errors.size() * 9 / 10], 0.06);

@@ -148,4 +148,21 @@ inline void expect_same_bits(const std::vector<float>& got, const std::vector<fl
   }
 }
 
+// Relative errors of each position's logits, by norm, smallest first: a few tokens whose experts are swapped
+// (a tie within rounding) count once.
+inline std::vector<double> sorted_row_errors(const std::vector<float>& got, const std::vector<float>& want,
+                                             int32_t vocab) {
+  std::vector<double> errors;
+  for (size_t at = 0; at < want.size(); at += static_cast<size_t>(vocab)) {
+    double error = 0, size = 0;
+    for (size_t i = at; i < at + static_cast<size_t>(vocab); ++i) {
+      error += std::pow(static_cast<double>(got[i]) - want[i], 2);
+      size += std::pow(static_cast<double>(want[i]), 2);
+    }
+    errors.push_back(std::sqrt(error / size));
+  }
+  std::sort(errors.begin(), errors.end());
+  return errors;
+}
+
 }  // namespace millrace::testing_support

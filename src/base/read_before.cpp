@@ -1,14 +1,12 @@
 #include "base/read_before.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstdint>
 #include <utility>
 
+#include "base/page_warmer.h"
 #include "base/topology.h"
 
 namespace millrace {
@@ -17,19 +15,6 @@ namespace {
 // How much is asked for at a time, and how far before its use: some tenth of a second of a fast disk.
 constexpr size_t kStep = size_t{4} << 20, kDistance = size_t{128} << 20;
 constexpr size_t kMemoryParts = 8;  // of the memory that may be used, one; the disk's cache needs the rest
-
-// Reads mapped pages and enters them into the page table. A kernel before 5.14 knows only how to start
-// reading. What cannot be read is reported where it is used.
-void prefetch(const std::byte* data, size_t bytes) {
-  static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(data) / page * page,
-             end = reinterpret_cast<uintptr_t>(data) + bytes;
-  constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ: not in every libc
-  auto* const at = reinterpret_cast<void*>(begin);
-  if (::madvise(at, end - begin, kPopulateRead) != 0 && errno == EINVAL) {
-    (void)::madvise(at, end - begin, MADV_WILLNEED);
-  }
-}
 
 }  // namespace
 
@@ -65,7 +50,7 @@ void ReadBefore::run() {
         changed_.wait(lock, [&] { return stop_ || starts_[index] + done < wanted_ + distance_; });
         if (stop_) return;
       }
-      prefetch(data + done, step);
+      populate_pages(data + done, step);
       done += step;
       {
         const std::lock_guard lock(mutex_);

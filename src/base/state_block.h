@@ -1,7 +1,8 @@
-// StateShape and StateBlock: what layers with a state keep of 16 tokens. A block of such a layer has the rows
-// that the tokens of the block have written, and the state behind the last of them; a token of block i is
-// computed from the state of block i - 1 and the rows of block i before it, in a prompt and one by one alike.
-// So chunks are blocks: they lie at fixed positions of the sequence, and a state is written once a chunk.
+// StateShape, HeadColumns and StateBlock: what layers with a state read and keep of 16 tokens. A block of
+// such a layer has the rows that the tokens of the block have written, and the state behind the last of them;
+// a token of block i is computed from the state of block i - 1 and the rows of block i before it, in a prompt
+// and one by one alike. So chunks are blocks: they lie at fixed positions of the sequence, and a state is
+// written once a chunk.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +44,19 @@ struct StateShape {
   int64_t gate_at() const { return channels(); }
   int64_t step_at() const { return channels() + values(); }  // decides how much is forgotten
   int64_t beta_at() const { return step_at() + steps(); }    // how much is written
+};
+
+// Where the columns of heads are in a row: those of head h begin at
+// first + h / per_group * group_stride + h % per_group * dim.
+struct HeadColumns {
+  int32_t first = 0, heads = 0, dim = 0;
+  int32_t per_group = 1, group_stride = 0;
+  float scale = 1.0f;  // what they are multiplied by (Falcon H1)
+  // All side by side.
+  static HeadColumns plain(int32_t first, int32_t heads, int32_t dim, float scale = 1.0f) {
+    return {first, heads, dim, heads > 0 ? heads : 1, 0, scale};
+  }
+  int32_t at(int32_t head) const { return first + head / per_group * group_stride + head % per_group * dim; }
 };
 
 // The window of a group of such layers: a token sees its own block and the one before it.

@@ -12,6 +12,8 @@ namespace {
 // Longer than the gap between two operations of a step, far shorter than a time slice: a pause takes 10 to 50
 // ns.
 constexpr int kSpins = 4000;
+// The same of workers that stay awake, who let others have the core meanwhile.
+constexpr int kSpinsAwake = 25 * kSpins;
 
 constexpr uint64_t kOpen = 1, kNextLoop = 2;
 
@@ -258,6 +260,7 @@ void ThreadPool::run(Call call, void* body) {
   // no wake-up.
   const uint64_t loop = loop_.state.load(std::memory_order_relaxed) + kNextLoop;
   loop_.state.store(loop | kOpen, std::memory_order_seq_cst);
+  if (awake_.load(std::memory_order_relaxed)) awake_.store(false, std::memory_order_relaxed);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     {
       std::lock_guard lock(mutex_);
@@ -303,6 +306,9 @@ void ThreadPool::worker(int thread) {
       back_to_work_.wait(lock, [&] { return stop_.load(std::memory_order_relaxed) || thread < used(); });
     } else if (waiting.idle < kSpins) {
       wait_a_little(waiting, thread);
+    } else if (waiting.idle < kSpinsAwake && awake_.load(std::memory_order_relaxed)) {
+      wait_a_little(waiting, thread);
+      if (waiting.idle % 64 == 0) std::this_thread::yield();
     } else {
       std::unique_lock lock(mutex_);
       sleepers_.fetch_add(1, std::memory_order_seq_cst);

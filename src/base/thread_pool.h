@@ -97,6 +97,10 @@ class ThreadPool {
   // From the end of the next loop on, until this is called again, threads that wait prefetch this.
   void prefetch_while_waiting(const FirstReads& reads);
 
+  // The next loop comes behind something that takes longer than workers spin, but not longer than it takes to
+  // wake them all (what ranks exchange): until it begins they do not sleep, for some milliseconds at most.
+  void stay_awake() { awake_.store(true, std::memory_order_relaxed); }
+
  private:
   using Clock = std::chrono::steady_clock;
   using Call = void (*)(void* body, int64_t begin, int64_t end, int thread);
@@ -151,6 +155,7 @@ class ThreadPool {
   alignas(64) std::atomic<int64_t> next_part_{0};
   std::exception_ptr failure_;  // guarded by mutex_
   alignas(64) std::atomic<bool> stop_{false};
+  std::atomic<bool> awake_{false};  // stay_awake() was called since the last loop
   std::atomic<int> used_;
   std::mutex mutex_;  // guards sleeping and failure_
   std::condition_variable wake_;

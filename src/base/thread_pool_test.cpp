@@ -87,6 +87,7 @@ TEST(ThreadPool, ComesAndGoes) {
 TEST(ThreadPool, IdlePoolUsesNoCpu) {
   ThreadPool pool(4);
   pool.parallel_for(100, 1, [](int64_t, int64_t, int) {});
+  pool.stay_awake();  // for a while
   const auto cpu_time = [] {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);

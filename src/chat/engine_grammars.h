@@ -18,14 +18,14 @@ class EngineGrammars : public Grammars {
   explicit EngineGrammars(const Engine& engine) : engine_(engine) {}  // which must outlive it
 
   // Compiled, or found: the second request with the same text starts with the first one's masks.
-  std::shared_ptr<const grammar::Grammar> get(grammar::Cache::Kind kind, std::string_view text) const {
+  std::shared_ptr<const grammar::Grammar> get(grammar::GrammarCache::Kind kind, std::string_view text) const {
     return cache_.get(kind, text);
   }
   std::unique_ptr<TokenConstraint> constrain(std::shared_ptr<const grammar::Grammar> grammar,
                                              std::vector<int32_t> end_tokens) const override;
   std::shared_ptr<const grammar::Grammar> json_schema(std::string_view schema,
                                                       grammar::Objects objects) const override {
-    using Kind = grammar::Cache::Kind;
+    using Kind = grammar::GrammarCache::Kind;
     switch (objects) {
       case grammar::Objects::kOpen:
         return get(Kind::kOpenJsonSchema, schema);
@@ -37,17 +37,17 @@ class EngineGrammars : public Grammars {
     return get(Kind::kJsonSchema, schema);
   }
   std::shared_ptr<const grammar::Grammar> json_object() const override {
-    return get(grammar::Cache::Kind::kJsonObject, "");
+    return get(grammar::GrammarCache::Kind::kJsonObject, "");
   }
   std::shared_ptr<const grammar::Grammar> regex(std::string_view pattern) const override {
-    return get(grammar::Cache::Kind::kRegex, pattern);
+    return get(grammar::GrammarCache::Kind::kRegex, pattern);
   }
 
  private:
   std::shared_ptr<const grammar::Vocabulary> vocabulary() const;
 
   const Engine& engine_;
-  mutable grammar::Cache cache_;
+  mutable grammar::GrammarCache cache_;
   mutable std::mutex mutex_;
   mutable std::shared_ptr<const grammar::Vocabulary> vocabulary_;  // made when first wanted
 };

@@ -1,9 +1,8 @@
 // Reads the answers of models that follow a chat template: text, with thinking between <think> and </think>
 // and calls in the way of their family.
 //
-//   hermes   <tool_call>{"name": .., "arguments": {..}}</tool_call>, any number of times: Qwen, SmolLM; or
-//   between
-//            other marks, where the template has them
+//   hermes   <tool_call>{"name": .., "arguments": {..}}</tool_call>, any number of times: Qwen, SmolLM;
+//            or between other marks, where the template has them
 //   llama3   the answer is {"name": .., "parameters": {..}}, perhaps behind <|python_tag|>
 //   mistral  [TOOL_CALLS][{"name": .., "arguments": {..}}, ..] or [TOOL_CALLS]NAME[ARGS]{..}
 //   shaped   as the model's template spells them (call_shape.h)

@@ -13,6 +13,7 @@
 
 #include "dist/delayed_communicator.h"
 #include "dist/local_communicator.h"
+#include "dist/watched_communicator.h"
 #include "millrace/error.h"
 
 namespace millrace::dist {
@@ -211,6 +212,43 @@ TEST(Communicator, ADelayedLinkTakesAtLeastItsTime) {
   });
   EXPECT_GE(std::chrono::duration<double>(there - sent).count(), 2e-3 + kBytes / 10e6);
   EXPECT_THROW(make_delayed(nullptr, {-1.0, 0}), Error);
+}
+
+// A long message over a link that was measured to be slow is not taken for one that is down.
+TEST(Communicator, WhoIsWatchedWaitsOnceItsBytesShouldBeThere) {
+  constexpr auto kPause = std::chrono::milliseconds(300);
+  auto group = make_local_group(2);
+  Watch watch;
+  group[0] = make_watched(std::move(group[0]), watch);
+  on_ranks(std::move(group), [&](Communicator& c) {
+    std::vector<std::byte> bytes(1 << 20), few(8);
+    for (const double rate : {0.0, 1e6, 1e9}) {  // bytes per second
+      for (std::vector<std::byte>* message : {&bytes, &few}) {
+        c.barrier();
+        if (c.rank() == 0) {
+          watch.slowest_bytes_per_s = rate;
+          c.recv(1, *message);
+          continue;
+        }
+        std::this_thread::sleep_for(kPause);
+        const bool expects_to_wait = rate == 1e6 && message == &bytes;  // two seconds
+        EXPECT_EQ(watch.waiting_s() > 0, !expects_to_wait) << rate << ", " << message->size();
+        c.send(0, *message);
+      }
+    }
+  });
+  EXPECT_EQ(watch.waiting_s(), 0);
+  group = make_local_group(2);
+  Watch watches[2];
+  for (auto& c : group) {
+    Watch& own = watches[c->rank()];
+    c = make_watched(make_delayed(std::move(c), {0, 1e7}), own);
+  }
+  on_ranks(std::move(group), [&](Communicator& c) { measure_links(c, watches[c.rank()]); });
+  for (const Watch& measured : watches) {
+    EXPECT_LE(measured.slowest_bytes_per_s, 1.01e7);
+    EXPECT_GT(measured.slowest_bytes_per_s, 1e6);
+  }
 }
 
 TEST(Communicator, ADelayIsMicrosecondsAndMegabits) {

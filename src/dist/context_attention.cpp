@@ -297,13 +297,32 @@ void ContextAttention::forward_tile(const Block& queries, const Block& keys, std
   }
 }
 
+// Those that rank `from` has of rank `to`'s tokens: of queries, or of keys where they are keys' gradients.
+std::vector<std::vector<ChunkNode>> ContextAttention::nodes_sent(PartialKind kind, int from, int to) const {
+  return kind == PartialKind::kKeyGradient ? nodes_of_keys(from, to) : nodes_of_queries(from, to);
+}
+
 // Partial results of others' tokens to their owners, who put them among their own.
 void ContextAttention::return_partials(PartialKind kind, std::map<int, std::vector<Forest>>& forests) {
+  const std::map<int, std::vector<std::byte>> received = exchange_partials(kind, forests);
+  std::vector<Forest>& own = forests.at(group_.rank());
+  if (order_ == PartialOrder::kCompact) return merge_compact(kind, received, own);
+  for (const auto& [from, bytes] : received) {
+    const std::byte* data = bytes.data();
+    const auto nodes = nodes_sent(kind, from, group_.rank());
+    for (size_t i = 0; i < own.size(); ++i) {
+      for (const ChunkNode& node : nodes[i]) {
+        own[i].add(math_, node, math_.unpack(kind, own[i].run().rows(), data));
+      }
+    }
+  }
+}
+
+// What others have of this rank's tokens, by the rank it is from. `forests` of others are gone afterwards.
+std::map<int, std::vector<std::byte>> ContextAttention::exchange_partials(
+    PartialKind kind, std::map<int, std::vector<Forest>>& forests) {
   const int rank = group_.rank(), n = group_.size();
   const std::vector<Owners>& met = kind == PartialKind::kKeyGradient ? queries_of_keys_ : keys_of_queries_;
-  const auto nodes_sent = [&](int from, int to) {
-    return kind == PartialKind::kKeyGradient ? nodes_of_keys(from, to) : nodes_of_queries(from, to);
-  };
   std::map<int, std::vector<std::byte>> out, in;  // by the other rank
   std::vector<Message> messages;
   for (int hop = 1; hop < n; ++hop) {
@@ -311,7 +330,7 @@ void ContextAttention::return_partials(PartialKind kind, std::map<int, std::vect
       const int to = (from + hop) % n;
       if (!met[static_cast<size_t>(from)].contains(to)) continue;
       const std::vector<TokenRun> runs = layout_.runs(to);
-      const auto nodes = nodes_sent(from, to);
+      const auto nodes = nodes_sent(kind, from, to);
       size_t bytes = 0;
       for (size_t i = 0; i < runs.size(); ++i) {
         const size_t count = order_ == PartialOrder::kCompact ? 1 : nodes[i].size();
@@ -340,33 +359,24 @@ void ContextAttention::return_partials(PartialKind kind, std::map<int, std::vect
     }
   }
   exchange_messages(group_, messages);
-  std::vector<Forest>& own = forests.at(rank);
-  if (order_ == PartialOrder::kCompact) {  // own nodes first, then the others' in rank order
-    for (Forest& forest : own) {
-      Forest folded(forest.run(), forest.all(), kind);
-      Partial total = forest.fold(math_);
-      for (auto& [from, bytes] : in) {
-        size_t at = 0;
-        for (const Forest& before : own) {
-          if (&before == &forest) break;
-          at += math_.bytes(kind, before.run().rows());
-        }
-        const std::byte* data = bytes.data() + at;
-        math_.merge(kind, forest.run().rows(), total, math_.unpack(kind, forest.run().rows(), data));
-      }
-      folded.add(math_, root_of(forest.all()), std::move(total));
-      forest = std::move(folded);
+  return in;
+}
+
+// One partial of each run from every rank: own nodes first, then the others' in rank order.
+void ContextAttention::merge_compact(PartialKind kind, const std::map<int, std::vector<std::byte>>& received,
+                                     std::vector<Forest>& own) {
+  size_t at = 0;  // of the run's partial in what a rank sent
+  for (Forest& forest : own) {
+    const int64_t rows = forest.run().rows();
+    Forest folded(forest.run(), forest.all(), kind);
+    Partial total = forest.fold(math_);
+    for (const auto& [from, bytes] : received) {
+      const std::byte* data = bytes.data() + at;
+      math_.merge(kind, rows, total, math_.unpack(kind, rows, data));
     }
-    return;
-  }
-  for (auto& [from, bytes] : in) {
-    const std::byte* data = bytes.data();
-    const auto nodes = nodes_sent(from, rank);
-    for (size_t i = 0; i < own.size(); ++i) {
-      for (const ChunkNode& node : nodes[i]) {
-        own[i].add(math_, node, math_.unpack(kind, own[i].run().rows(), data));
-      }
-    }
+    folded.add(math_, root_of(forest.all()), std::move(total));
+    forest = std::move(folded);
+    at += math_.bytes(kind, rows);
   }
 }
 

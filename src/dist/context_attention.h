@@ -5,8 +5,8 @@
 //
 //     const ContextLayout layout = zigzag_layout({tokens}, group.size());
 //     ContextAttention attention(device, group, problem, layout, ring_schedule(layout));
-//     attention.forward({q, k, v}, out, lse);      // of layout.rows(rank) tokens, in the order of
-//     layout.runs(rank)
+//     // Of layout.rows(rank) tokens, in the order of layout.runs(rank):
+//     attention.forward({q, k, v}, out, lse);
 //
 // All ranks make the same calls. A call that fails on one rank throws there; the others wait for it until its
 // communicator is gone.
@@ -69,7 +69,12 @@ class ContextAttention {
   std::vector<Forest> key_forests(int owner) const;
   std::vector<std::vector<ChunkNode>> nodes_of_queries(int rank, int owner) const;
   std::vector<std::vector<ChunkNode>> nodes_of_keys(int rank, int owner) const;
+  std::vector<std::vector<ChunkNode>> nodes_sent(PartialKind kind, int from, int to) const;
   void return_partials(PartialKind kind, std::map<int, std::vector<Forest>>& forests);
+  std::map<int, std::vector<std::byte>> exchange_partials(PartialKind kind,
+                                                          std::map<int, std::vector<Forest>>& forests);
+  void merge_compact(PartialKind kind, const std::map<int, std::vector<std::byte>>& received,
+                     std::vector<Forest>& own);
   Block own_block(BlockKind kind, const ContextInputs& in) const;
   void finish_sinks(const float* lse, const std::vector<float>& delta, float* d_sinks);
 

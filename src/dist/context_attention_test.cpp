@@ -394,6 +394,48 @@ TEST(ContextAttention, MeasuredBytesAreTheFormulaToTheByte) {
   EXPECT_EQ(formula_bytes(p.shape(), 4096, 1, 4), 2.0 * 4096 * 8 * 3 / 4 * 2);
 }
 
+// The same where nothing is even: lengths that are primes, shorter than a chunk and empty, heads that share
+// keys, values of another width than keys, windows, and 2, 5, 6 and 7 ranks, two of which share the work
+// unevenly.
+TEST(ContextAttention, MeasuredBytesOfUnevenCasesAreThePlansToTheByte) {
+  ContextProblem p = small_problem();  // 4 heads, 2 of keys; keys of 16, values of 24
+  for (const auto& [left, type] : {std::pair{int64_t{-1}, MR_BF16}, {int64_t{300}, MR_F16}}) {
+    p.mask = {left, 0};
+    p.type = type;
+    const WholeCase c(p, {1699, 257, 0, 2, 1021});
+    for (const int n : {2, 5, 6, 7}) {
+      ContextLayout layout = zigzag_layout(c.lengths, n);
+      for (const bool even : {true, false}) {
+        if (!even) {  // rank 0 gets what was the last one's too
+          for (std::vector<int>& owners : layout.owner) {
+            for (int& owner : owners) owner = owner == n - 1 ? 0 : owner;
+          }
+        }
+        std::vector<ContextSchedule> schedules = schedules_of(layout);
+        if (left >= 0) schedules.push_back(window_schedule(layout, p.mask));
+        for (const ContextSchedule& schedule : schedules) {
+          const std::vector<RankBytes> planned =
+              forward_bytes(schedule, layout, p.mask, p.shape(), PartialOrder::kExact);
+          EXPECT_EQ(measured_bytes(c, layout, schedule, PartialOrder::kExact), planned)
+              << schedule.name << " of " << n << (even ? "" : ", uneven");
+          int64_t sent = 0, received = 0;
+          for (const RankBytes& of : planned) sent += of.sent, received += of.received;
+          EXPECT_EQ(sent, received);
+          // Of two ranks, uneven, one has all tokens: their windows need nothing of the other.
+          const bool needs_none = n == 2 && !even && left >= 0 && &schedule == &schedules.back();
+          EXPECT_EQ(sent == 0, needs_none) << schedule.name << " of " << n;
+        }
+        // A ring moves everybody's keys and values to everybody, once, whatever the parts are.
+        const auto ring = forward_bytes(schedules.front(), layout, p.mask, p.shape(), PartialOrder::kExact);
+        int64_t moved = 0, tokens = 0;
+        for (const RankBytes& of : ring) moved += of.received;
+        for (const int64_t length : c.lengths) tokens += length;
+        EXPECT_EQ(moved, (n - 1) * tokens * p.kv_heads * (p.head_dim + p.value_dim) * 2);
+      }
+    }
+  }
+}
+
 TEST(ContextAttention, CompactPartialsAreCloseToOneDevice) {
   ContextProblem p = small_problem();
   p.type = MR_F32;

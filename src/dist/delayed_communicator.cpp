@@ -28,8 +28,13 @@ void wait_until(Clock::time_point time) {
 
 class DelayedCommunicator final : public PointToPoint {
  public:
-  DelayedCommunicator(std::unique_ptr<Communicator> inner, const LinkDelay& delay)
-      : inner_(std::move(inner)), delay_(delay), name_(fmt::format("delayed {}", inner_->name())) {}
+  // line_free: when what was sent is out, one for all groups that a rank is in.
+  DelayedCommunicator(std::unique_ptr<Communicator> inner, const LinkDelay& delay,
+                      std::shared_ptr<Clock::time_point> line_free)
+      : inner_(std::move(inner)),
+        delay_(delay),
+        name_(fmt::format("delayed {}", inner_->name())),
+        line_free_(std::move(line_free)) {}
 
   std::string_view name() const override { return name_; }
   int rank() const override { return inner_->rank(); }
@@ -49,7 +54,7 @@ class DelayedCommunicator final : public PointToPoint {
   }
 
   std::unique_ptr<Communicator> split(int colour, int key) override {
-    return std::make_unique<DelayedCommunicator>(inner_->split(colour, key), delay_);
+    return std::make_unique<DelayedCommunicator>(inner_->split(colour, key), delay_, line_free_);
   }
   Traffic traffic() const override { return traffic_; }
 
@@ -62,9 +67,9 @@ class DelayedCommunicator final : public PointToPoint {
   std::span<const std::byte> message(std::span<const std::byte> bytes) {
     const auto seconds = std::chrono::duration<double>(
         delay_.bytes_per_s > 0 ? static_cast<double>(bytes.size()) / delay_.bytes_per_s : 0.0);
-    line_free_ = std::max(line_free_, Clock::now()) + std::chrono::duration_cast<Clock::duration>(seconds);
-    const auto there = line_free_ + std::chrono::duration_cast<Clock::duration>(
-                                        std::chrono::duration<double>(delay_.latency_s));
+    *line_free_ = std::max(*line_free_, Clock::now()) + std::chrono::duration_cast<Clock::duration>(seconds);
+    const auto there = *line_free_ + std::chrono::duration_cast<Clock::duration>(
+                                         std::chrono::duration<double>(delay_.latency_s));
     const Header header{
         std::chrono::duration_cast<std::chrono::nanoseconds>(there.time_since_epoch()).count()};
     const auto head = std::as_bytes(std::span(&header, 1));
@@ -88,7 +93,7 @@ class DelayedCommunicator final : public PointToPoint {
   std::unique_ptr<Communicator> inner_;
   LinkDelay delay_;
   std::string name_;
-  Clock::time_point line_free_{};
+  const std::shared_ptr<Clock::time_point> line_free_;
   std::vector<std::byte> out_, in_;
   Traffic traffic_;
 };
@@ -100,7 +105,8 @@ std::unique_ptr<Communicator> make_delayed(std::unique_ptr<Communicator> inner, 
     throw_error(ErrorCode::kBadInput, "link delay: found {} s and {} bytes/s, expected neither below 0",
                 delay.latency_s, delay.bytes_per_s);
   }
-  return std::make_unique<DelayedCommunicator>(std::move(inner), delay);
+  return std::make_unique<DelayedCommunicator>(std::move(inner), delay,
+                                               std::make_shared<Clock::time_point>());
 }
 
 std::optional<LinkDelay> parse_link_delay(std::string_view name, std::string_view text) {

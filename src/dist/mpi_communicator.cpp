@@ -303,4 +303,11 @@ bool started_by_mpi() {
          std::getenv("PMI_RANK") != nullptr;
 }
 
+int launched_rank() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    if (const char* const rank = std::getenv(name)) return std::atoi(rank);
+  }
+  return 0;
+}
+
 }  // namespace millrace::dist

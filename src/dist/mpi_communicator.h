@@ -9,6 +9,8 @@ namespace millrace::dist {
 
 // Was this process started by mpirun, srun or their like? Looks at the environment only.
 bool started_by_mpi();
+// The rank that they gave it; 0 without them.
+int launched_rank();
 
 // All processes of the job. The last communicator of it that goes ends MPI for this process, and it waits
 // there for the others; a rank that fails under way calls abort_mpi instead. Once per process.

@@ -40,6 +40,12 @@ void set_no_delay(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
+// Longer than the front waits for a beat. TCP itself gives up on a link that is cut after a quarter of an
+// hour.
+constexpr unsigned kUnheardMs = 4000;
+
+void set_give_up(int fd) { setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUnheardMs, sizeof(kUnheardMs)); }
+
 }  // namespace
 
 Socket& Socket::operator=(Socket&& other) noexcept {
@@ -142,6 +148,7 @@ Socket connect_to(const std::string& host, uint16_t port) {
   int error = 0;
   for (const addrinfo* at = list.get(); at != nullptr; at = at->ai_next) {
     Socket socket(::socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC, at->ai_protocol));
+    if (socket) set_give_up(socket.fd());  // connecting is given up as well
     if (!socket || ::connect(socket.fd(), at->ai_addr, at->ai_addrlen) != 0) {
       error = errno;
       continue;

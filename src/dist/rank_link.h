@@ -52,7 +52,8 @@ inline constexpr size_t kMaxHello = size_t{64} << 10;
 
 // Of an address or a name of this machine; `port` becomes the one that was free. Throws Error{kIo}.
 Socket listen_on(const std::string& host, uint16_t& port);
-// Throws Error{kIo} naming the address.
+// Throws Error{kIo} naming the address. The connection ends when what is sent over it does not arrive for
+// seconds.
 Socket connect_to(const std::string& host, uint16_t port);
 Socket accept_from(const Socket& listener);  // empty when nobody is there any more
 
@@ -76,6 +77,7 @@ std::optional<Hello> hello_of(std::string_view line);  // nothing: it is none
 struct Beat {
   double waiting_s = 0;  // in the exchange of now
   uint64_t calls = 0;
+  uint64_t loaded = 0, to_load = 0;  // bytes of its part of the model
   std::array<uint64_t, kMaxTensorRanks> sent{}, received{};
   std::array<double, kMaxTensorRanks> latency_s{}, bytes_per_s{};  // of the links, measured; 0: not yet
 };

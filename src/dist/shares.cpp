@@ -26,11 +26,31 @@ std::vector<int64_t> cut_units(int64_t units, const std::vector<double>& speeds)
 
 }  // namespace
 
-Shares Shares::pipeline(int stage, std::vector<double> speeds) {
-  const Shares checked(stage, std::move(speeds));
-  Shares shares = even(0, 1);
+Shares Shares::grid(int rank, int ranks_of_stage, std::vector<double> speeds) {
+  const Shares checked(rank, std::move(speeds));
+  MILLRACE_CHECK(ranks_of_stage > 0 && checked.ranks() % ranks_of_stage == 0);
+  const auto begin = [&](int stage) { return checked.speeds_.begin() + stage * ranks_of_stage; };
+  const int stage = rank / ranks_of_stage;
+  Shares shares(rank % ranks_of_stage, std::vector<double>(begin(stage), begin(stage + 1)));
   shares.stage_ = stage;
-  shares.stage_speeds_ = checked.speeds_;
+  shares.stage_speeds_.clear();
+  for (int s = 0; s < checked.ranks() / ranks_of_stage; ++s) {
+    shares.stage_speeds_.push_back(std::accumulate(begin(s), begin(s + 1), 0.0));
+  }
+  return shares;
+}
+
+Shares Shares::within_stage() const {
+  Shares shares = *this;
+  shares.stage_ = 0;
+  shares.stage_speeds_ = {1.0};
+  return shares;
+}
+
+Shares Shares::between_stages() const {
+  Shares shares = *this;
+  shares.rank_ = 0;
+  shares.speeds_ = {1.0};
   return shares;
 }
 

@@ -2,8 +2,8 @@
 // alone, so that every rank knows everybody's part. Rows of matrices are cut into units of up to 32 (what
 // kernels take at once); attention is cut by heads, and where there are more ranks than KV heads several
 // ranks hold the same KV head. Experts are cut by rows as every matrix is, or each rank has whole ones. Or
-// how layers are cut over the stages of a pipeline, of whole layers each. Or which rank this is of those that
-// a context is spread over: each has the whole model.
+// how layers are cut over the stages of a pipeline, of whole layers each, whose rows ranks may share again.
+// Or which rank this is of those that a context is spread over: each has the whole model.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,13 @@ class Shares {
   }
 
   // A stage of a pipeline: all rows and heads, of its layers.
-  static Shares pipeline(int stage, std::vector<double> speeds);
+  static Shares pipeline(int stage, std::vector<double> speeds) { return grid(stage, 1, std::move(speeds)); }
+  // Stages of so many ranks each, which share their stage's rows: rank r of all is rank r % ranks_of_stage of
+  // stage r / ranks_of_stage. speeds: one per rank of all; a stage has those of its ranks together.
+  static Shares grid(int rank, int ranks_of_stage, std::vector<double> speeds);
+  // What a stage's ranks share of its layers; and what stages have, each as one.
+  Shares within_stage() const;
+  Shares between_stages() const;
   int stage() const { return stage_; }
   int stages() const { return static_cast<int>(stage_speeds_.size()); }  // 1: no pipeline
   Range layers(int64_t total) const { return layers_of(stage_, total); }

@@ -1,6 +1,8 @@
 // Every row, head and KV head has a rank that computes it, whatever the shape and the speeds.
 #include "dist/shares.h"
 
+#include "dist/rank_speeds.h"
+
 #include <gtest/gtest.h>
 
 #include <random>
@@ -76,6 +78,38 @@ TEST(Shares, StagesHaveWholeLayers) {
   EXPECT_EQ(last.layers_of(0, 3), (Range{0, 1}));
   EXPECT_EQ(last.layers_of(1, 3), (Range{1, 2}));
   EXPECT_EQ(last.layers_of(2, 3), (Range{2, 3}));
+}
+
+// Three of a model: stages have their ranks' speeds together, and each rank its part of its stage.
+TEST(Shares, StagesOfRanks) {
+  const std::vector<double> speeds = {2, 1, 1, 2, 1, 1};
+  for (int r = 0; r < 6; ++r) {
+    const Shares shares = Shares::grid(r, 2, speeds);
+    EXPECT_EQ(shares.stages(), 3);
+    EXPECT_EQ(shares.ranks(), 2);
+    EXPECT_EQ(shares.stage(), r / 2);
+    EXPECT_EQ(shares.rank(), r % 2);
+    EXPECT_EQ(shares.layers(16), Shares::pipeline(r / 2, {3, 3, 2}).layers(16));
+    EXPECT_EQ(shares.rows(960), Shares(r % 2, {speeds[r / 2 * 2], speeds[r / 2 * 2 + 1]}).rows(960));
+    EXPECT_EQ(shares.within_stage().stages(), 1);
+    EXPECT_EQ(shares.within_stage().rows(960), shares.rows(960));
+    EXPECT_EQ(shares.between_stages().ranks(), 1);
+    EXPECT_EQ(shares.between_stages().layers(16), shares.layers(16));
+  }
+}
+
+TEST(RankSpeeds, MeasuredOnesAreEighths) {
+  const std::vector<double> alike = {41.2, 40.1, 39.5}, mixed = {80, 41, 3};
+  EXPECT_EQ(speeds_in_eighths(alike), (std::vector<double>{1, 1, 1}));
+  EXPECT_EQ(speeds_in_eighths(mixed), (std::vector<double>{1, 0.5, 0.125}));
+}
+
+TEST(RankSpeeds, NobodyGetsMoreThanItHolds) {
+  const std::vector<size_t> enough = {1000, 1000, 1000}, little = {1000, 100, 1000}, none = {10, 10, 10};
+  EXPECT_EQ(speeds_within({1, 1, 2}, enough, 1200), (std::vector<double>{1, 1, 2}));
+  EXPECT_EQ(speeds_within({1, 1, 1}, little, 1200), (std::vector<double>{0.458, 0.083, 0.458}));
+  EXPECT_EQ(speeds_within({1, 1, 2}, little, 1900), (std::vector<double>{0.421, 0.053, 0.526}));
+  EXPECT_THROW(speeds_within({1, 1, 1}, none, 1200), Error);
 }
 
 }  // namespace

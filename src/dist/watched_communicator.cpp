@@ -1,6 +1,9 @@
 #include "dist/watched_communicator.h"
 
+#include <algorithm>
 #include <chrono>
+#include <numeric>
+#include <vector>
 
 #include "base/check.h"
 
@@ -19,9 +22,10 @@ void add(std::atomic<uint64_t>& count, size_t bytes) {
 
 class WatchedCommunicator final : public Communicator {
  public:
-  WatchedCommunicator(std::unique_ptr<Communicator> inner, Watch& watch)
-      : inner_(std::move(inner)), watch_(watch) {
-    MILLRACE_CHECK(inner_->size() <= kMaxTensorRanks);
+  // names[r]: what `watch` calls rank r.
+  WatchedCommunicator(std::unique_ptr<Communicator> inner, Watch& watch, std::vector<int32_t> names)
+      : inner_(std::move(inner)), watch_(watch), names_(std::move(names)) {
+    MILLRACE_CHECK(inner_->size() <= kMaxTensorRanks && names_.size() == static_cast<size_t>(size()));
   }
 
   std::string_view name() const override { return inner_->name(); }
@@ -29,24 +33,24 @@ class WatchedCommunicator final : public Communicator {
   int size() const override { return inner_->size(); }
 
   void send(int to, std::span<const std::byte> bytes) override {
-    const Call call(watch_);
+    const Call call(watch_, bytes.size());
     inner_->send(to, bytes);
     sent(to, bytes.size());
   }
   void recv(int from, std::span<std::byte> bytes) override {
-    const Call call(watch_);
+    const Call call(watch_, bytes.size());
     inner_->recv(from, bytes);
     received(from, bytes.size());
   }
   void send_recv(int to, std::span<const std::byte> out, int from, std::span<std::byte> in) override {
-    const Call call(watch_);
+    const Call call(watch_, std::max(out.size(), in.size()));
     inner_->send_recv(to, out, from, in);
     sent(to, out.size());
     received(from, in.size());
   }
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all,
                   std::span<const size_t> bytes_of_rank) override {
-    const Call call(watch_);
+    const Call call(watch_, std::max(all.size(), mine.size() * static_cast<size_t>(size())));
     inner_->all_gather(mine, all, bytes_of_rank);
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
@@ -56,7 +60,7 @@ class WatchedCommunicator final : public Communicator {
   }
   void all_to_all(std::span<const std::byte> out, std::span<const size_t> out_bytes, std::span<std::byte> in,
                   std::span<const size_t> in_bytes) override {
-    const Call call(watch_);
+    const Call call(watch_, std::max(out.size(), in.size()));
     inner_->all_to_all(out, out_bytes, in, in_bytes);
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
@@ -65,7 +69,7 @@ class WatchedCommunicator final : public Communicator {
     }
   }
   void broadcast(int root, std::span<std::byte> bytes) override {
-    const Call call(watch_);
+    const Call call(watch_, bytes.size() * static_cast<size_t>(size()));
     inner_->broadcast(root, bytes);
     if (rank() != root) return received(root, bytes.size());
     for (int r = 0; r < size(); ++r) {
@@ -73,19 +77,29 @@ class WatchedCommunicator final : public Communicator {
     }
   }
   void barrier() override {
-    const Call call(watch_);
+    const Call call(watch_, 0);
     inner_->barrier();
   }
 
-  // A part of the group is nobody's to watch.
-  std::unique_ptr<Communicator> split(int colour, int key) override { return inner_->split(colour, key); }
+  std::unique_ptr<Communicator> split(int colour, int key) override {
+    const Call call(watch_, 0);
+    std::unique_ptr<Communicator> part = inner_->split(colour, key);
+    const int32_t own = names_[static_cast<size_t>(rank())];
+    std::vector<int32_t> names(static_cast<size_t>(part->size()));
+    const std::vector<size_t> bytes(names.size(), sizeof(own));
+    part->all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(names)), bytes);
+    return std::make_unique<WatchedCommunicator>(std::move(part), watch_, std::move(names));
+  }
   Traffic traffic() const override { return inner_->traffic(); }
 
  private:
   class Call {
    public:
-    explicit Call(Watch& watch) : watch_(watch) {
-      watch_.waiting_since_ns.store(now_ns(), std::memory_order_relaxed);
+    Call(Watch& watch, size_t bytes) : watch_(watch) {
+      const double rate = watch_.slowest_bytes_per_s.load(std::memory_order_relaxed);
+      const double moving_s = rate > 0 ? 2 * static_cast<double>(bytes) / rate : 0;
+      watch_.waiting_since_ns.store(now_ns() + static_cast<int64_t>(moving_s * 1e9),
+                                    std::memory_order_relaxed);
     }
     ~Call() {
       watch_.waiting_since_ns.store(0, std::memory_order_relaxed);
@@ -98,22 +112,26 @@ class WatchedCommunicator final : public Communicator {
     Watch& watch_;
   };
 
-  void sent(int to, size_t bytes) { add(watch_.sent[static_cast<size_t>(to)], bytes); }
-  void received(int from, size_t bytes) { add(watch_.received[static_cast<size_t>(from)], bytes); }
+  size_t name_of(int rank) const { return static_cast<size_t>(names_[static_cast<size_t>(rank)]); }
+  void sent(int to, size_t bytes) { add(watch_.sent[name_of(to)], bytes); }
+  void received(int from, size_t bytes) { add(watch_.received[name_of(from)], bytes); }
 
   std::unique_ptr<Communicator> inner_;
   Watch& watch_;
+  const std::vector<int32_t> names_;
 };
 
 }  // namespace
 
 double Watch::waiting_s() const {
   const int64_t since = waiting_since_ns.load(std::memory_order_relaxed);
-  return since == 0 ? 0.0 : static_cast<double>(now_ns() - since) * 1e-9;
+  return since == 0 ? 0.0 : std::max(0.0, static_cast<double>(now_ns() - since) * 1e-9);
 }
 
 std::unique_ptr<Communicator> make_watched(std::unique_ptr<Communicator> inner, Watch& watch) {
-  return std::make_unique<WatchedCommunicator>(std::move(inner), watch);
+  std::vector<int32_t> names(static_cast<size_t>(inner->size()));
+  std::iota(names.begin(), names.end(), 0);
+  return std::make_unique<WatchedCommunicator>(std::move(inner), watch, std::move(names));
 }
 
 void measure_links(Communicator& group, Watch& watch) {
@@ -125,6 +143,10 @@ void measure_links(Communicator& group, Watch& watch) {
       const auto other = static_cast<size_t>(group.rank() == a ? b : a);
       watch.latency_s[other].store(speed.latency_s, std::memory_order_relaxed);
       watch.bytes_per_s[other].store(speed.bytes_per_s, std::memory_order_relaxed);
+      const double slowest = watch.slowest_bytes_per_s.load(std::memory_order_relaxed);
+      if (slowest == 0 || speed.bytes_per_s < slowest) {
+        watch.slowest_bytes_per_s.store(speed.bytes_per_s, std::memory_order_relaxed);
+      }
     }
   }
 }

@@ -7,7 +7,7 @@
 
 #include "engine/job.h"
 #include "engine/stop_matcher.h"
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/detokenizer.h"
 
 namespace millrace {
 

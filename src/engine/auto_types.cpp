@@ -23,8 +23,9 @@ constexpr int32_t kRowsPerStep = 64;
 constexpr int kBands = 3;           // thirds of the layers
 constexpr int64_t kErrorRows = 64;  // of a tensor, evenly spread, that stand for it
 constexpr DType kTrialType = DType::kQ4_0;
-constexpr DType kCandidates[] = {DType::kMXFP4, DType::kQ4_0, DType::kQ4_Z, DType::kQ4_K, DType::kQ4_1,
-                                 DType::kQ5_0,  DType::kQ5_K, DType::kQ5_1, DType::kQ6_K, DType::kQ8_0};
+constexpr DType kCandidates[] = {DType::kMXFP4, DType::kIQ4_XS, DType::kIQ4_NL, DType::kQ4_0,
+                                 DType::kQ4_Z,  DType::kQ4_K,   DType::kQ4_1,   DType::kQ5_0,
+                                 DType::kQ5_K,  DType::kQ5_1,   DType::kQ6_K,   DType::kQ8_0};
 
 // A group: one role ("ffn_down.weight") in one band of layers, or a matrix outside the layers.
 std::string group_of(const std::string& name, int layers) {

@@ -53,6 +53,7 @@ Slice Batcher::slice_of(const StepItem& item) {
   slice.adapter = sample.job->adapter;
   slice.sparse_pages = sample.job->sparse_pages;
   if (sample.job->request.second_text > 0) slice.second_text = sample.job->request.second_text;
+  slice.fp8_until = sample.job->fp8_until;
   slice.images = sample.job->images;
   if (item.drafts > 0) {
     const size_t at = fed_.size();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/page_warmer.h"
 #include "kv/hash.h"
 
 namespace millrace {
@@ -10,16 +11,21 @@ std::string checkpoint_identity(const io::Checkpoint& checkpoint, const ModelCon
   // Reading every weight would cost as much as the first answer. Of each tensor its name, type, shape and
   // three pieces of 256 bytes: fine-tuning, another quantization or another seed change nearly all of them.
   constexpr size_t kPiece = 256;
+  const auto for_each_piece = [&](const TensorView& tensor, const auto& body) {
+    const size_t bytes = tensor.bytes();
+    for (const size_t at : {size_t{0}, bytes / 2, bytes - std::min(bytes, kPiece)}) {
+      body(tensor.data + at, std::min(kPiece, bytes - at));
+    }
+  };
+  // A rank may have little of the file: what lies around the pieces is not to be read for their sake.
+  for (const TensorView& tensor : checkpoint.tensors()) for_each_piece(tensor, start_reading);
   kv::Blake2b hash(16);
   for (const TensorView& tensor : checkpoint.tensors()) {
     hash.update(tensor.name);
     const int32_t type = static_cast<int32_t>(tensor.type);
     hash.update(&type, sizeof(type));
     hash.update(tensor.shape.data(), sizeof(tensor.shape[0]) * static_cast<size_t>(tensor.rank));
-    const size_t bytes = tensor.bytes();
-    for (const size_t at : {size_t{0}, bytes / 2, bytes - std::min(bytes, kPiece)}) {
-      hash.update(tensor.data + at, std::min(kPiece, bytes - at));
-    }
+    for_each_piece(tensor, [&](const std::byte* data, size_t bytes) { hash.update(data, bytes); });
   }
   // And what is computed from other keys of the file: positions, windows, norms.
   hash.update(config.rope_inv_freq.data(), config.rope_inv_freq.size() * sizeof(float));

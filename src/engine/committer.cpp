@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "engine/fp8_names.h"
 
 namespace millrace {
 
@@ -40,9 +41,10 @@ void Committer::advance(const StepItem& item) {
   if (item.last) {
     for (const SampledToken& picked : sample.picked) sample.tokens.push_back(picked.token);
   }
-  cache_.advance(sample.blocks,
-                 std::span(sample.tokens)
-                     .subspan(static_cast<size_t>(length), static_cast<size_t>(fed + right - length)));
+  advance_named(cache_, sample.blocks,
+                std::span(sample.tokens)
+                    .subspan(static_cast<size_t>(length), static_cast<size_t>(fed + right - length)),
+                sample.job->fp8_until, names_);
   if (item.drafts > 0) record_drafts(item, right);
   if (item.last && sample.hidden) {
     deliver_embedding(item);
@@ -90,8 +92,9 @@ void Committer::fork(const StepItem& item, std::span<const float> logits) {
   if (parent.failure) return;  // all of them end with it
   take_scores(parent);
   // The children stand where the parent stands once its prompt counts.
-  cache_.advance(parent.blocks,
-                 std::span(parent.tokens).subspan(static_cast<size_t>(parent.blocks.length())));
+  advance_named(cache_, parent.blocks,
+                std::span(parent.tokens).subspan(static_cast<size_t>(parent.blocks.length())), job.fp8_until,
+                names_);
   job.forked = true;
   for (int32_t i = 1; i < job.request.samples; ++i) {
     sched::Id id = -1;
@@ -127,7 +130,8 @@ std::unique_ptr<Sample> Committer::make_child(const Sample& parent, int32_t inde
   SamplingParams params = job.request.sampling;
   params.seed = sample_seed(job.events->seed, index);
   Sampler sampler(params, runtime_.config().vocab);
-  sampler.add_prompt(text_tokens(job.prompt->tokens));
+  const auto prompt_end = parent.tokens.begin() + parent.prompt_tokens();
+  sampler.add_prompt(text_tokens(std::vector<int32_t>(parent.tokens.begin(), prompt_end)));
   auto child = std::make_unique<Sample>(parent.job, index, std::move(sampler));
   child->reserve(parent.tokens.capacity(), options_.speculation, options_.max_draft);
   child->tokens = parent.tokens;

@@ -42,6 +42,7 @@ class Committer {
   Delivery& delivery_;
   Recorder& recorder_;
   const EngineOptions& options_;
+  Buffer<int32_t> names_;
 };
 
 }  // namespace millrace

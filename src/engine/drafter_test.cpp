@@ -135,13 +135,8 @@ struct DraftRun {
 };
 
 DraftRun run_with_drafts_of(const std::string& draft_model) {
-  EngineOptions options;
-  options.model = kLlamaModel;
-  options.threads = 1;
-  options.context = 128;
+  EngineOptions options = small_options();
   options.max_running = 4;
-  options.step_tokens = 64;
-  options.kv_tokens = 1280;
   options.speculation = Speculation::kDraft;
   options.draft_model = draft_model;
   options.max_draft = 4;

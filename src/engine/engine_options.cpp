@@ -11,7 +11,7 @@
 #include "io/printable.h"
 #include "kernels/quant/kv_types.h"
 #include "model/adapter.h"
-#include "quant/request.h"
+#include "quant/type_request.h"
 
 namespace millrace {
 namespace {
@@ -39,6 +39,7 @@ class OptionChecker {
     if (o_.model.empty()) throw_error(ErrorCode::kBadInput, "model: found no path, expected one");
     check_ranges();
     check_attention();
+    check_compute();
     check_device();
     check_quantize();
     check_ranks();
@@ -98,14 +99,35 @@ class OptionChecker {
                 io::printable(o_.attention));
   }
 
+  void check_compute() const {
+    if (o_.compute == "full") return;
+    if (o_.compute != "fp8") {
+      throw_error(ErrorCode::kBadInput, "{}: found {}, expected full or fp8", name("compute"),
+                  io::printable(o_.compute));
+    }
+    for (const auto& [field, used] : {std::pair{"device", o_.device.find('+') != std::string::npos},
+                                      {"adapters", !o_.adapters.empty()},
+                                      {"fallback", !o_.fallback.empty()},
+                                      {"tensor_parallel", o_.tensor_parallel > 1},
+                                      {"pipeline_parallel", o_.pipeline_parallel > 1},
+                                      {"context_parallel", o_.context_parallel > 1},
+                                      {"gpu_layers", o_.gpu_layers >= 0},
+                                      {"cpu_experts", !o_.cpu_experts.empty()}}) {
+      if (!used) continue;
+      throw_error(ErrorCode::kUnsupported,
+                  "{}: found fp8 with {}, expected it alone: one device multiplies all", name("compute"),
+                  name(field));
+    }
+  }
+
   void check_ranks() const {
     check_range("tensor_parallel", o_.tensor_parallel, 1, dist::kMaxTensorRanks);
     check_range("pipeline_parallel", o_.pipeline_parallel, 1, dist::kMaxTensorRanks);
     check_range("context_parallel", o_.context_parallel, 1, dist::kMaxTensorRanks);
-    if (o_.tensor_parallel > 1 && o_.pipeline_parallel > 1) {
-      throw_error(ErrorCode::kUnsupported, "{}: found {} with {} {}, expected one of both",
+    if (o_.tensor_parallel * o_.pipeline_parallel > dist::kMaxTensorRanks) {
+      throw_error(ErrorCode::kBadInput, "{}: found {} with {} {}, expected at most {} ranks together",
                   name("pipeline_parallel"), o_.pipeline_parallel, name("tensor_parallel"),
-                  o_.tensor_parallel);
+                  o_.tensor_parallel, dist::kMaxTensorRanks);
     }
     for (const auto& [field, ranks] : {std::pair{"tensor_parallel", o_.tensor_parallel},
                                        std::pair{"pipeline_parallel", o_.pipeline_parallel}}) {
@@ -141,11 +163,6 @@ class OptionChecker {
                   name("quantize"), name(ranks_option(o_)), ranks_of(o_));
     }
     check_launcher();
-    if (ranks_of(o_) > 1 && !o_.adapters.empty()) {
-      throw_error(ErrorCode::kUnsupported,
-                  "{}: found {} ranks, expected one process: adapters are not shared out yet",
-                  name("adapters"), ranks_of(o_));
-    }
   }
 
   void check_launcher() const {
@@ -262,6 +279,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.context = context;
   draft.kv_type = defaults.kv_type;
   draft.attention = defaults.attention;
+  draft.compute = defaults.compute;
   draft.quantize = defaults.quantize;
   draft.quantize_budget = defaults.quantize_budget;
   draft.quantize_sample = defaults.quantize_sample;

@@ -16,26 +16,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-EngineOptions small(const std::string& model = kLlamaModel) {
-  EngineOptions options;
-  options.model = model;
-  options.threads = 1;
-  options.context = 128;
-  options.max_running = 8;
-  options.step_tokens = 64;
-  options.kv_tokens = 1280;
-  return options;
-}
-
-Request ask(std::vector<int32_t> tokens, int32_t max_tokens) {
-  Request r;
-  r.tokens = std::move(tokens);
-  r.max_tokens = max_tokens;
-  r.ignore_end = true;
-  r.sampling.temperature = 0.0f;
-  return r;
-}
-
 struct Read {
   std::vector<Answer> answers;
   std::vector<Event> events;
@@ -70,11 +50,11 @@ std::string error_of(Engine& engine, const Request& request) {
 }
 
 TEST(Engine, AnswersManyClientsFromManyThreads) {
-  const auto engine = Engine::create(small());
+  const auto engine = Engine::create(small_options());
   std::vector<Request> requests;
   std::vector<std::vector<Answer>> want;
   for (int i = 0; i < 6; ++i) {
-    requests.push_back(ask({5 + i, 17, 40 + i, 9}, 8 + i));
+    requests.push_back(greedy_request({5 + i, 17, 40 + i, 9}, 8 + i));
     requests.back().sampling = {.temperature = 0.9f, .seed = static_cast<uint64_t>(i)};
     want.push_back(run_alone(kLlamaModel, requests.back()));
   }
@@ -106,8 +86,8 @@ TEST(Engine, AnswersManyClientsFromManyThreads) {
 }
 
 TEST(Engine, SamplesShareAPromptAndDifferInSeed) {
-  const auto engine = Engine::create(small());
-  Request r = ask({5, 17, 40, 9, 33}, 10);
+  const auto engine = Engine::create(small_options());
+  Request r = greedy_request({5, 17, 40, 9, 33}, 10);
   r.sampling = {.temperature = 1.0f, .seed = 3};
   r.samples = 4;
   EventStream stream = engine->submit(r);
@@ -121,12 +101,12 @@ TEST(Engine, SamplesShareAPromptAndDifferInSeed) {
 }
 
 TEST(Engine, EndsWhereItIsTold) {
-  const auto engine = Engine::create(small());
-  EventStream plain = engine->submit(ask({5, 17, 40, 9}, 20));
+  const auto engine = Engine::create(small_options());
+  EventStream plain = engine->submit(greedy_request({5, 17, 40, 9}, 20));
   const Answer want = read(plain).answers[0];
   ASSERT_EQ(want.tokens.size(), 20u);
 
-  Request tokens = ask({5, 17, 40, 9}, 20);
+  Request tokens = greedy_request({5, 17, 40, 9}, 20);
   tokens.stop_tokens = {want.tokens[7]};
   EventStream by_token = engine->submit(tokens);
   const Answer stopped = read(by_token).answers[0];
@@ -134,22 +114,22 @@ TEST(Engine, EndsWhereItIsTold) {
   EXPECT_LE(stopped.tokens.size(), 8u);
 
   ASSERT_GT(want.text.size(), 6u);
-  Request text = ask({5, 17, 40, 9}, 20);
+  Request text = greedy_request({5, 17, 40, 9}, 20);
   text.stop = {want.text.substr(3, 3)};
   EventStream by_text = engine->submit(text);
   const Answer cut = read(by_text).answers[0];
   EXPECT_EQ(cut.finish, FinishReason::kStopString);
   EXPECT_EQ(cut.text, want.text.substr(0, want.text.find(text.stop[0])));
 
-  EventStream full = engine->submit(ask({5, 17, 40, 9}, 0));
+  EventStream full = engine->submit(greedy_request({5, 17, 40, 9}, 0));
   const Answer context = read(full).answers[0];
   EXPECT_EQ(context.finish, FinishReason::kContext);
   EXPECT_EQ(context.tokens.size(), 128u - 4 + 1);
 }
 
 TEST(Engine, LogprobsComeWithTheTokens) {
-  const auto engine = Engine::create(small());
-  Request r = ask({5, 17, 40}, 3);
+  const auto engine = Engine::create(small_options());
+  Request r = greedy_request({5, 17, 40}, 3);
   r.sampling.logprobs = 2;
   EventStream stream = engine->submit(r);
   for (const Event& event : read(stream).events) {
@@ -176,10 +156,10 @@ class Alternating final : public TokenConstraint {
 };
 
 TEST(Engine, AConstraintDecidesWhatMayCome) {
-  EngineOptions options = small();
+  EngineOptions options = small_options();
   options.speculation = Speculation::kLookup;
   const auto engine = Engine::create(options);
-  Request r = ask({5, 17, 40}, 12);
+  Request r = greedy_request({5, 17, 40}, 12);
   r.constraint = std::make_shared<Alternating>();
   r.samples = 2;
   r.sampling = {.temperature = 1.0f, .seed = 1};
@@ -192,13 +172,13 @@ TEST(Engine, AConstraintDecidesWhatMayCome) {
 
 // By hand, round by round: with the engine's own thread, a short answer may be whole before it is cancelled.
 TEST(Engine, CancellationDeadlinesAndDroppedStreamsFreeEverything) {
-  Harness h(small());
-  h.submit(ask({1, 2, 3}, 0));
+  Harness h(small_options());
+  h.submit(greedy_request({1, 2, 3}, 0));
   h.streams[0].cancel();
-  Request late = ask({1, 2, 3}, 0);
+  Request late = greedy_request({1, 2, 3}, 0);
   late.deadline = std::chrono::steady_clock::now() - milliseconds(1);
   h.submit(late);
-  const size_t gone = h.submit(ask({1, 2, 3, 4}, 0));
+  const size_t gone = h.submit(greedy_request({1, 2, 3, 4}, 0));
   h.loop->turn();
   { const EventStream dropped = std::move(h.streams[gone]); }
   while (h.loop->turn()) continue;
@@ -214,9 +194,9 @@ TEST(Engine, CancellationDeadlinesAndDroppedStreamsFreeEverything) {
 }
 
 TEST(Engine, ARequestIsCancelledByItsNumber) {
-  Harness h(small());
-  h.submit(ask({1, 2, 3}, 0));
-  h.submit(ask({4, 5, 6}, 20));
+  Harness h(small_options());
+  h.submit(greedy_request({1, 2, 3}, 0));
+  h.submit(greedy_request({4, 5, 6}, 20));
   h.loop->turn();
   h.inbox->cancel(h.streams[0].id());
   h.inbox->cancel(h.streams[0].id() + 1000);  // nobody's
@@ -227,7 +207,7 @@ TEST(Engine, ARequestIsCancelledByItsNumber) {
 }
 
 TEST(Engine, TextAndMessagesAreWhatTheirTokensAre) {
-  const auto engine = Engine::create(small("tests/golden/models/gpt-oss-w32/hf"));
+  const auto engine = Engine::create(small_options("tests/golden/models/gpt-oss-w32/hf"));
   const auto answer = [&](Request r) {
     r.max_tokens = 6;
     r.ignore_end = true;
@@ -247,9 +227,9 @@ TEST(Engine, TextAndMessagesAreWhatTheirTokensAre) {
 }
 
 TEST(Engine, OneSampleIsCancelledAndTheOthersGoOn) {
-  EngineOptions options = small();
+  EngineOptions options = small_options();
   Harness h(options);
-  Request r = ask({1, 2, 3}, 30);
+  Request r = greedy_request({1, 2, 3}, 30);
   r.samples = 3;
   h.submit(r);
   h.streams[0].cancel_sample(1);  // not there yet: nothing happens
@@ -266,10 +246,10 @@ TEST(Engine, OneSampleIsCancelledAndTheOthersGoOn) {
 }
 
 TEST(Engine, AClientThatNeverReadsStopsNobody) {
-  const auto engine = Engine::create(small());
+  const auto engine = Engine::create(small_options());
   std::vector<EventStream> silent;
-  for (int i = 0; i < 4; ++i) silent.push_back(engine->submit(ask({7, 8, 9 + i}, 0)));
-  EventStream other = engine->submit(ask({5, 17, 40, 9}, 20));
+  for (int i = 0; i < 4; ++i) silent.push_back(engine->submit(greedy_request({7, 8, 9 + i}, 0)));
+  EventStream other = engine->submit(greedy_request({5, 17, 40, 9}, 20));
   EXPECT_EQ(read(other).answers[0].tokens.size(), 20u);
   engine->shutdown(true);
   for (EventStream& stream : silent)
@@ -277,58 +257,58 @@ TEST(Engine, AClientThatNeverReadsStopsNobody) {
 }
 
 TEST(Engine, NotifiesWhenAStreamHasNews) {
-  const auto engine = Engine::create(small());
+  const auto engine = Engine::create(small_options());
   std::atomic<int> calls{0};
-  EventStream stream = engine->submit(ask({5, 17}, 5));
+  EventStream stream = engine->submit(greedy_request({5, 17}, 5));
   stream.on_ready([&] { ++calls; });
   EXPECT_EQ(read(stream).answers[0].tokens.size(), 5u);
   EXPECT_GE(calls.load(), 1);
 }
 
 TEST(Engine, BadRequestsAreNamed) {
-  const auto engine = Engine::create(small());
+  const auto engine = Engine::create(small_options());
   const auto has = [&](const Request& r, const char* piece) {
     const std::string error = error_of(*engine, r);
     EXPECT_NE(error.find(piece), std::string::npos) << "found: " << error << ", expected: " << piece;
   };
   has({}, "exactly one");
-  Request both = ask({1}, 1);
+  Request both = greedy_request({1}, 1);
   both.text = "x";
   has(both, "exactly one");
-  has(ask({-1}, 1), "token id: found -1");
-  has(ask(std::vector<int32_t>(129, 1), 1), "129 tokens");
-  Request samples = ask({1}, 1);
+  has(greedy_request({-1}, 1), "token id: found -1");
+  has(greedy_request(std::vector<int32_t>(129, 1), 1), "129 tokens");
+  Request samples = greedy_request({1}, 1);
   samples.samples = 9;
   has(samples, "samples: found 9");
-  Request hot = ask({1}, 1);
+  Request hot = greedy_request({1}, 1);
   hot.sampling.temperature = -1.0f;
   has(hot, "temperature is -1");
-  has(ask({1}, -1), "max_tokens: found -1");
+  has(greedy_request({1}, -1), "max_tokens: found -1");
   EngineOptions nothing;
   EXPECT_THROW(Engine::create(nothing), Error);
-  EngineOptions tiny = small();
+  EngineOptions tiny = small_options();
   tiny.kv_tokens = 64;
   EXPECT_THROW(Engine::create(tiny), Error);
 }
 
 TEST(Engine, TooManyAreToldSoAndSoAreThoseWhoComeTooLate) {
-  EngineOptions options = small();
+  EngineOptions options = small_options();
   options.max_waiting = 0;
   const auto engine = Engine::create(options);
-  EventStream busy = engine->submit(ask({1, 2}, 3));
+  EventStream busy = engine->submit(greedy_request({1, 2}, 3));
   const Event event = *busy.next();
   EXPECT_EQ(event.kind, Event::Kind::kFailed);
   EXPECT_EQ(event.code, ErrorCode::kBusy);
   EXPECT_FALSE(busy.next().has_value());
   engine->shutdown(true);
-  EventStream late = engine->submit(ask({1, 2}, 3));
+  EventStream late = engine->submit(greedy_request({1, 2}, 3));
   EXPECT_EQ(late.next()->code, ErrorCode::kBusy);
 }
 
 TEST(Engine, ShutdownWithoutDrainCancelsWhatRuns) {
-  const auto engine = Engine::create(small());
+  const auto engine = Engine::create(small_options());
   std::vector<EventStream> streams;
-  for (int i = 0; i < 20; ++i) streams.push_back(engine->submit(ask({1, 2, i}, 0)));
+  for (int i = 0; i < 20; ++i) streams.push_back(engine->submit(greedy_request({1, 2, i}, 0)));
   engine->shutdown(false);
   for (EventStream& stream : streams) {
     const Answer a = read(stream).answers[0];
@@ -344,12 +324,12 @@ TEST(Engine, QuantizedWeightsDoNotTakeTheBlocksOfOthersFromDisk) {
   std::vector<int32_t> prompt(48);
   for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i % 37) + 5;
   const auto cached = [&](const char* quantize, const char* kv_type = "") {
-    EngineOptions options = small();
+    EngineOptions options = small_options();
     options.kv_dir = directory.string();
     options.quantize = quantize;
     options.kv_type = kv_type;
     auto engine = Engine::create(options);
-    EventStream stream = engine->submit(ask(prompt, 2));
+    EventStream stream = engine->submit(greedy_request(prompt, 2));
     const int32_t found = read(stream).answers[0].usage.cached_tokens;
     engine->shutdown(true);
     return found;
@@ -360,13 +340,13 @@ TEST(Engine, QuantizedWeightsDoNotTakeTheBlocksOfOthersFromDisk) {
   EXPECT_GE(cached("q8_0"), 32);
   EXPECT_EQ(cached("", "f32"), 0) << "another type of cache";
   EXPECT_GE(cached("", "f32"), 32);
-  EngineOptions options = small();
+  EngineOptions options = small_options();
   options.quantize = "nope";
   EXPECT_THROW(Engine::create(options), Error);
 }
 
 TEST(Engine, TokenizesAndRenders) {
-  const auto engine = Engine::create(small("tests/golden/models/gpt-oss-w32/hf"));
+  const auto engine = Engine::create(small_options("tests/golden/models/gpt-oss-w32/hf"));
   EXPECT_TRUE(engine->model().has_tokenizer);
   ASSERT_TRUE(engine->model().has_chat_template);
   const std::vector<int32_t> ids = engine->tokenize("hello");

@@ -31,16 +31,8 @@ class Directory {
   fs::path path_;
 };
 
-EngineOptions crowded(const std::string& model) {
-  EngineOptions options;
-  options.model = model;
-  options.threads = 1;
-  options.context = 128;
-  options.max_running = 8;
-  options.step_tokens = 64;
-  options.kv_tokens = 640;  // less than the requests below hold together: blocks leave and come back
-  return options;
-}
+// Of less than the requests below hold together: blocks leave and come back.
+EngineOptions crowded(const std::string& model) { return small_options(model, 640); }
 
 // Requests of six documents: every second one begins as another does.
 Request document(int32_t i, int32_t max_tokens = 12) {

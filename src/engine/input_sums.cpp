@@ -7,6 +7,29 @@
 
 namespace millrace {
 
+std::span<const double> InputSums::squares_of(const float* x, int64_t rows, int64_t cols, int64_t stride) {
+  row_.assign(static_cast<size_t>(cols), 0.0);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* row = x + r * stride;
+    for (int64_t c = 0; c < cols; ++c) row_[static_cast<size_t>(c)] += double{row[c]} * row[c];
+  }
+  return row_;
+}
+
+void InputSums::see_latent(const Weight& k_b, int64_t rank, const float* x, int64_t rows, int64_t stride) {
+  constexpr std::string_view kPart = "attn_k_b.";
+  std::string name = model_.stored_weight(k_b).name;
+  const size_t at = name.find(kPart);
+  if (at == std::string::npos) return;
+  Sums& sums = sums_[name.replace(at, kPart.size(), "attn_kv_b.")];
+  sums.cols = rank;
+  sums.squares.resize(static_cast<size_t>(rank));
+  sums.counts.resize(1);
+  const std::span<const double> squares = squares_of(x, rows, rank, stride);
+  for (size_t c = 0; c < squares.size(); ++c) sums.squares[c] += squares[c];
+  sums.counts[0] += static_cast<double>(rows);
+}
+
 void InputSums::see(std::span<const Weight* const> weights, int64_t expert, const float* x, int64_t rows,
                     int64_t stride) {
   const int64_t cols = weights[0]->cols;
@@ -25,11 +48,7 @@ void InputSums::see(std::span<const Weight* const> weights, int64_t expert, cons
     }
     if (known->second == nullptr) continue;
     if (!summed) {
-      row_.assign(static_cast<size_t>(cols), 0.0);
-      for (int64_t r = 0; r < rows; ++r) {
-        const float* row = x + r * stride;
-        for (int64_t c = 0; c < cols; ++c) row_[static_cast<size_t>(c)] += double{row[c]} * row[c];
-      }
+      squares_of(x, rows, cols, stride);
       summed = true;
     }
     double* to = known->second->squares.data() + expert * cols;
@@ -60,6 +79,8 @@ std::vector<std::string> other_names(const std::string& name) {
   };
   static const SharedInputs kShared[] = {{"attn_qkv.", {"attn_q.", "attn_k.", "attn_v."}},
                                          {"ffn_up.", {"ffn_gate."}},
+                                         {"ssm_in.", {"attn_qkv.", "attn_gate."}},
+                                         {"ssm_ba.", {"ssm_beta.", "ssm_alpha."}},
                                          {"ffn_gate_up_exps.", {"ffn_gate_exps.", "ffn_up_exps."}}};
   std::vector<std::string> out;
   const auto swapped = [&](std::string_view from, std::string_view to) {

@@ -18,6 +18,7 @@ class InputSums final : public InputWatcher {
 
   void see(std::span<const Weight* const> weights, int64_t expert, const float* x, int64_t rows,
            int64_t stride) override;
+  void see_latent(const Weight& k_b, int64_t rank, const float* x, int64_t rows, int64_t stride) override;
   // By the names that a GGUF file of the model has for its weights.
   std::map<std::string, io::ImportanceEntry> entries() const;
 
@@ -28,6 +29,9 @@ class InputSums final : public InputWatcher {
     std::vector<double> squares;  // [matrices, cols]
     std::vector<double> counts;   // [matrices]
   };
+  // The sums of squares of these rows' columns.
+  std::span<const double> squares_of(const float* x, int64_t rows, int64_t cols, int64_t stride);
+
   const Model& model_;
   std::unordered_map<const Weight*, Sums*> of_;  // null: another part is counted
   std::map<std::string, Sums> sums_;

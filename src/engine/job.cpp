@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "engine/available_memory.h"
+#include "engine/fp8_names.h"
 #include "engine/render_chat.h"
 
 namespace millrace {
@@ -182,7 +183,11 @@ std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
   if (!request.stop.empty()) runtime.tokenizer();
   job->sampler.emplace(request.sampling, runtime.config().vocab);
   job->sampler->add_prompt(text);
-  job->prompt = cache.make_prompt(tokens, request.cache_salt, job->block_variant);
+  job->fp8_until = runtime.fp8_until(tokens.size());
+  std::vector<int32_t> names;
+  if (job->fp8_until > 0) name_tokens(tokens, 0, job->fp8_until, names);
+  job->prompt =
+      cache.make_prompt(job->fp8_until > 0 ? names : tokens, request.cache_salt, job->block_variant);
   job->end_tokens = request.stop_tokens;
   if (!request.ignore_end) {
     job->end_tokens.insert(job->end_tokens.end(), runtime.end_tokens().begin(), runtime.end_tokens().end());

@@ -25,8 +25,10 @@ struct Job {
   int32_t adapter = -1;                        // by number; -1: none
   std::vector<ImagePlace> images;              // of the prompt, in order
   int32_t sparse_pages = 0;                    // SequenceSlice's
+  int32_t fp8_until = 0;                       // Slice's: 0, or as long as the prompt
   std::string block_variant;                   // what its blocks are named for (Runtime::block_variant)
-  std::shared_ptr<const kv::Prompt> prompt;    // tokens and the names of their blocks
+  // Tokens and the names of their blocks; before fp8_until the tokens are names too (fp8_names.h).
+  std::shared_ptr<const kv::Prompt> prompt;
   std::shared_ptr<const Tokenizer> tokenizer;  // null: no text
   std::vector<int32_t> end_tokens;             // that end this request
   std::optional<Sampler> sampler;              // of sample 0

@@ -1,6 +1,6 @@
 #include "engine/leader_executor.h"
 
-#include <cstring>
+#include <algorithm>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -15,11 +15,8 @@ using Kind = RankMessage::Kind;
 std::unique_ptr<Executor> make_everywhere(dist::Communicator& group, const ExecutorSpec& spec,
                                           Backend& backend) {
   const std::vector<std::byte> bytes = packed(spec);
-  const RankMessage message{.kind = Kind::kMakeExecutor, .bytes = bytes.size()};
-  for (int r = 1; r < group.size(); ++r) {
-    group.send(r, std::as_bytes(std::span(&message, 1)));
-    group.send(r, bytes);
-  }
+  for (int r = 1; r < group.size(); ++r)
+    send_order(group, r, {.kind = Kind::kMakeExecutor, .bytes = bytes.size()}, bytes);
   std::unique_ptr<Executor> own = backend.make_executor(spec);
   group.barrier();  // everybody has the memory
   return own;
@@ -31,7 +28,8 @@ LeaderExecutor::LeaderExecutor(dist::Communicator& group, const dist::Shares& sh
                                const ExecutorSpec& spec, Backend& backend)
     : ForwardingExecutor(make_everywhere(group, spec, backend)),
       group_(group),
-      shares_(shares),
+      shares_(shares.within_stage()),
+      receives_(shares.stage() > 0),
       spec_(spec),
       backend_(backend) {}
 
@@ -43,17 +41,13 @@ LeaderExecutor::~LeaderExecutor() {
 }
 
 void LeaderExecutor::tell(const RankMessage& message, std::span<const std::byte> bytes) {
-  MILLRACE_CHECK(message.bytes == bytes.size());
-  for (int r = 1; r < group_.size(); ++r) {
-    group_.send(r, std::as_bytes(std::span(&message, 1)));
-    if (!bytes.empty()) group_.send(r, bytes);
-  }
+  for (int r = 1; r < group_.size(); ++r) send_order(group_, r, message, bytes);
 }
 
 void LeaderExecutor::begin(const Batch& batch) {
   MILLRACE_CHECK(batch.sampled_rows.empty());  // this device does not sample
   collected_ = false;
-  pack(batch, spec_.kv_groups.size(), message_);
+  pack(batch, spec_, message_);
   tell({.kind = Kind::kStep, .bytes = message_.size()}, message_);
   inner().begin(batch);
 }
@@ -78,9 +72,7 @@ bool LeaderExecutor::sample(std::span<const SampleRow> rows) {
   if (shares_.context_ranks() > 1 || !RankSampler::of_use(rows, spec_.vocab)) return false;
   for (int r = 1; r < group_.size(); ++r) {
     pack(rows, shares_.rows_of(r, spec_.vocab), message_);
-    const RankMessage message{.kind = Kind::kSample, .bytes = message_.size()};
-    group_.send(r, std::as_bytes(std::span(&message, 1)));
-    group_.send(r, message_);
+    send_order(group_, r, {.kind = Kind::kSample, .bytes = message_.size()}, message_);
   }
   sampled_ = sampler_.sample(group_, backend_, rows, inner().own_logits(), shares_.rows(spec_.vocab),
                              /*first_allowed=*/0, spec_.vocab);
@@ -91,34 +83,16 @@ int LeaderExecutor::keeper(int group, int32_t block) const {
   return block % spec_.kv_groups[static_cast<size_t>(group)].shelves;
 }
 
-void LeaderExecutor::tell_rank(int rank, const RankMessage& message, std::span<const std::byte> bytes) {
-  group_.send(rank, std::as_bytes(std::span(&message, 1)));
-  if (!bytes.empty()) group_.send(rank, bytes);
-}
-
 void LeaderExecutor::read_block(int group, int32_t block, std::span<std::byte> to) {
   if (shares_.context_ranks() > 1) {  // whole, on its keeper
     const int rank = keeper(group, block);
     if (rank == 0) return inner().read_block(group, block, to);
-    tell_rank(rank, {.kind = Kind::kReadBlock, .group = group, .from = block});
+    send_order(group_, rank, {.kind = Kind::kReadBlock, .group = group, .from = block});
     return group_.recv(rank, to);
   }
   if (shares_.whole_attention()) return inner().read_block(group, block, to);  // everybody has all of it
   tell({.kind = Kind::kReadBlock, .group = group, .from = block});
-  for (int r = 0; r < group_.size(); ++r) {
-    const BlockPart part = block_part(spec_, shares_, r, group, backend_.key_head_bytes(spec_));
-    if (part.empty()) continue;
-    part_.resize(part_bytes(spec_, part));
-    if (r == 0) {
-      inner().read_block(group, block, part_);
-      inner().finish_reads();  // it is taken apart now
-    } else {
-      group_.recv(r, part_);
-    }
-    for_each_piece(spec_, part, [&](size_t whole_at, size_t part_at, size_t bytes) {
-      std::memcpy(to.data() + whole_at, part_.data() + part_at, bytes);
-    });
-  }
+  gather_block(group_, inner(), spec_, shares_, backend_.key_head_bytes(spec_), group, block, part_, to);
 }
 
 void LeaderExecutor::write_block(int group, int32_t block, std::span<const std::byte> from) {
@@ -130,7 +104,7 @@ void LeaderExecutor::write_block(int group, int32_t block, std::span<const std::
       if (r == 0) {
         inner().write_block(group, block, from);
       } else {
-        tell_rank(r, message, from);
+        send_order(group_, r, message, from);
       }
     }
     return;
@@ -142,17 +116,13 @@ void LeaderExecutor::write_block(int group, int32_t block, std::span<const std::
   for (int r = 0; r < group_.size(); ++r) {
     const BlockPart part = block_part(spec_, shares_, r, group, backend_.key_head_bytes(spec_));
     if (part.empty()) continue;
-    part_.resize(part_bytes(spec_, part));
-    for_each_piece(spec_, part, [&](size_t whole_at, size_t part_at, size_t bytes) {
-      std::memcpy(part_.data() + part_at, from.data() + whole_at, bytes);
-    });
+    copy_to_part(spec_, part, from, part_);
     if (r == 0) {
       inner().write_block(group, block, part_);
-      continue;
+    } else {
+      send_order(group_, r, {.kind = Kind::kWriteBlock, .group = group, .to = block, .bytes = part_.size()},
+                 part_);
     }
-    const RankMessage message{.kind = Kind::kWriteBlock, .group = group, .to = block, .bytes = part_.size()};
-    group_.send(r, std::as_bytes(std::span(&message, 1)));
-    group_.send(r, part_);
   }
 }
 
@@ -165,10 +135,19 @@ void LeaderExecutor::copy_block(int group, int32_t from, int32_t to) {
       return write_block(group, to, part_);
     }
     if (rank == 0) return inner().copy_block(group, from, to);
-    return tell_rank(rank, {.kind = Kind::kCopyBlock, .group = group, .from = from, .to = to});
+    return send_order(group_, rank, {.kind = Kind::kCopyBlock, .group = group, .from = from, .to = to});
   }
   tell({.kind = Kind::kCopyBlock, .group = group, .from = from, .to = to});
   inner().copy_block(group, from, to);
+}
+
+void LeaderExecutor::write_slot(Slot slot, std::span<const float> values) {
+  if (receives_ && slot == Slot::kResidual) {
+    part_.resize(values.size_bytes());
+    std::copy_n(std::as_bytes(values).data(), part_.size(), part_.data());
+    group_.broadcast(0, part_);
+  }
+  inner().write_slot(slot, values);
 }
 
 // ---------------------------------------------------------------- the others
@@ -178,14 +157,15 @@ namespace {
 class Follower {
  public:
   Follower(dist::Communicator& group, Backend& backend, Model& model)
-      : group_(group), backend_(backend), model_(model) {}
+      : group_(group),
+        shares_(backend.shares()->within_stage()),
+        receives_(backend.shares()->stage() > 0),
+        backend_(backend),
+        model_(model) {}
 
   void run() {
     for (;;) {
-      RankMessage message;
-      group_.recv(0, std::as_writable_bytes(std::span(&message, 1)));
-      bytes_.resize(message.bytes);
-      if (!bytes_.empty()) group_.recv(0, bytes_);
+      const RankMessage message = receive_order(group_, 0, bytes_);
       if (message.kind == Kind::kStop) return;
       act(message);
     }
@@ -204,8 +184,8 @@ class Follower {
         group_.barrier();
         return;
       case Kind::kStep:
-        batch_.unpack(bytes_, spec_.kv_groups.size());
-        model_.forward(*executor_, batch_.view());
+        batch_.unpack(bytes_, spec_);
+        model_.forward(*executor_, batch_.view(), [&] { receive(); });
         return;
       case Kind::kLogits:
         executor_->logits();
@@ -214,17 +194,17 @@ class Follower {
         executor_->greedy_tokens();
         return;
       case Kind::kSample: {
-        const dist::Range part = backend_.shares()->rows(spec_.vocab);
+        const dist::Range part = shares_.rows(spec_.vocab);
         rows_.unpack(bytes_);
         sampler_.sample(group_, backend_, rows_.rows, executor_->own_logits(), part, first_allowed(part),
                         spec_.vocab);
         return;
       }
       case Kind::kReadBlock:
-        bytes_.resize(backend_.shares()->context_ranks() > 1
+        bytes_.resize(shares_.context_ranks() > 1
                           ? spec_.kv_block_bytes(message.group)
-                          : part_bytes(spec_, block_part(spec_, *backend_.shares(), group_.rank(),
-                                                         message.group, backend_.key_head_bytes(spec_))));
+                          : part_bytes(spec_, block_part(spec_, shares_, group_.rank(), message.group,
+                                                         backend_.key_head_bytes(spec_))));
         if (bytes_.empty()) return;
         executor_->read_block(message.group, message.from, bytes_);
         executor_->finish_reads();
@@ -239,12 +219,23 @@ class Follower {
     }
   }
 
+  // What the stage before has made of the step's rows.
+  void receive() {
+    if (!receives_) return;
+    residual_.resize(batch_.tokens.size() * static_cast<size_t>(spec_.hidden));
+    group_.broadcast(0, std::as_writable_bytes(std::span(residual_)));
+    executor_->write_slot(Slot::kResidual, residual_);
+  }
+
   dist::Communicator& group_;
+  const dist::Shares shares_;
+  const bool receives_;
   Backend& backend_;
   Model& model_;
   ExecutorSpec spec_;
   std::unique_ptr<Executor> executor_;
   ReceivedBatch batch_;
+  std::vector<float> residual_;
   ReceivedRows rows_;
   RankSampler sampler_;
   std::vector<std::byte> bytes_;
@@ -252,15 +243,21 @@ class Follower {
 
 }  // namespace
 
-void follow(dist::Communicator& group, Backend& backend, Model& model) {
-  if (backend.shares()->stages() > 1) return follow_stage(group, backend, model);
-  Follower(group, backend, model).run();
+void follow(const RankGroups& groups, Backend& backend, Model& model) {
+  if (groups.of_pipeline() != nullptr) return follow_stage(groups, backend, model);
+  Follower(*groups.of_stage(), backend, model).run();
 }
 
-std::unique_ptr<Executor> make_leader(dist::Communicator& group, const dist::Shares& shares,
+std::unique_ptr<Executor> make_stage_executor(const RankGroups& groups, const dist::Shares& shares,
+                                              const ExecutorSpec& spec, Backend& backend) {
+  if (groups.of_stage() == nullptr) return backend.make_executor(spec);
+  return std::make_unique<LeaderExecutor>(*groups.of_stage(), shares, spec, backend);
+}
+
+std::unique_ptr<Executor> make_leader(const RankGroups& groups, const dist::Shares& shares,
                                       const ExecutorSpec& spec, Backend& backend) {
-  if (shares.stages() > 1) return std::make_unique<PipelineLeader>(group, shares, spec, backend);
-  return std::make_unique<LeaderExecutor>(group, shares, spec, backend);
+  if (shares.stages() > 1) return std::make_unique<PipelineLeader>(groups, shares, spec, backend);
+  return make_stage_executor(groups, shares, spec, backend);
 }
 
 }  // namespace millrace

@@ -1,6 +1,7 @@
-// LeaderExecutor: rank 0's executor, which tells the other ranks what it is asked to do before it does its
-// own part. KV blocks are whole here: what the cache reads and writes is put together from the ranks' KV
-// heads, in the order that one process has, so that tiers on disk are the same for any number of ranks.
+// LeaderExecutor: the executor of the first of the ranks that share rows or contexts (of a stage, or of all),
+// which tells the others what it is asked to do before it does its own part. KV blocks are whole here: what
+// the cache reads and writes is put together from the ranks' KV heads, in the order that one process has, so
+// that tiers on disk are the same for any number of ranks.
 #pragma once
 
 #include <memory>
@@ -9,6 +10,7 @@
 #include "backend/forwarding_executor.h"
 #include "dist/communicator.h"
 #include "dist/shares.h"
+#include "engine/rank_group.h"
 #include "engine/rank_messages.h"
 #include "engine/rank_sampler.h"
 #include "model/model.h"
@@ -17,7 +19,7 @@ namespace millrace {
 
 class LeaderExecutor final : public ForwardingExecutor {
  public:
-  // Makes executors on all ranks. `spec` is the whole model's.
+  // Makes executors on all ranks of `group`. `spec` is that of all of them together.
   LeaderExecutor(dist::Communicator& group, const dist::Shares& shares, const ExecutorSpec& spec,
                  Backend& backend);
   ~LeaderExecutor() override;
@@ -36,15 +38,16 @@ class LeaderExecutor final : public ForwardingExecutor {
   void read_block(int group, int32_t block, std::span<std::byte> to) override;
   void write_block(int group, int32_t block, std::span<const std::byte> from) override;
   void copy_block(int group, int32_t from, int32_t to) override;
+  // Of a stage behind the first, what the stage before has made, to everybody.
+  void write_slot(Slot slot, std::span<const float> values) override;
 
  private:
   void tell(const RankMessage& message, std::span<const std::byte> bytes = {});
-  // A context over ranks: who has a block, and a message to it alone.
-  int keeper(int group, int32_t block) const;
-  void tell_rank(int rank, const RankMessage& message, std::span<const std::byte> bytes = {});
+  int keeper(int group, int32_t block) const;  // of a context over ranks: who has a block
 
   dist::Communicator& group_;
-  const dist::Shares& shares_;
+  const dist::Shares shares_;  // within the stage
+  const bool receives_;        // from the stage before
   const ExecutorSpec spec_;
   Backend& backend_;
   RankSampler sampler_;
@@ -54,11 +57,15 @@ class LeaderExecutor final : public ForwardingExecutor {
   std::vector<std::byte> message_, part_;
 };
 
-// Rank 0's executor of ranks that share rows, or of stages. Makes executors on all ranks.
-std::unique_ptr<Executor> make_leader(dist::Communicator& group, const dist::Shares& shares,
+// Rank 0's executor. Makes executors on all ranks. `spec` is the whole model's.
+std::unique_ptr<Executor> make_leader(const RankGroups& groups, const dist::Shares& shares,
                                       const ExecutorSpec& spec, Backend& backend);
 
+// That of a stage's first rank; `spec` is the stage's.
+std::unique_ptr<Executor> make_stage_executor(const RankGroups& groups, const dist::Shares& shares,
+                                              const ExecutorSpec& spec, Backend& backend);
+
 // What another rank does until rank 0 closes the model.
-void follow(dist::Communicator& group, Backend& backend, Model& model);
+void follow(const RankGroups& groups, Backend& backend, Model& model);
 
 }  // namespace millrace

@@ -86,7 +86,6 @@ std::vector<OutTensor> list_tensors(const io::Checkpoint& checkpoint,
                 [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
                   add(name, reorderable(view, spec));
                   if (spec.interleaved_in_gguf) out.back().order.head_dim = config->head_dim;
-                  out.back().columns_moved = spec.hf_tiles && spec.hf_tiles->columns;
                 });
   if (!config->rope_long_inv_freq.empty()) {
     out.push_back(rope_divisors(*config, "rope_factors_short.weight", config->rope_inv_freq));
@@ -94,6 +93,17 @@ std::vector<OutTensor> list_tensors(const io::Checkpoint& checkpoint,
   } else if (config->rope_as_tensor) {
     out.push_back(rope_divisors(*config, "rope_freqs.weight", config->rope_inv_freq));
   }
+  return out;
+}
+
+std::map<std::string, HeadTiles> moved_columns(const io::Checkpoint& checkpoint, const ModelConfig& config) {
+  std::map<std::string, HeadTiles> out;
+  if (checkpoint.gguf) return out;
+  const ModelConfig written = as_written(config);
+  WeightSource source(checkpoint, written, /*gather=*/false);
+  visit_weights(source, written, [&](const std::string& name, const WeightSpec& spec, const TensorView&) {
+    if (spec.hf_tiles && spec.hf_tiles->columns) out.emplace(name, *spec.hf_tiles);
+  });
   return out;
 }
 

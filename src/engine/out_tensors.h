@@ -3,14 +3,16 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "io/checkpoint.h"
 #include "model/config.h"
+#include "model/weight_spec.h"
 #include "quant/recode.h"
-#include "quant/request.h"
+#include "quant/type_request.h"
 
 namespace millrace {
 
@@ -19,7 +21,6 @@ struct OutTensor {
   TensorView source;  // without data where a checkpoint stores it in pieces: visit_tensors() has those
   DType type = DType::kF32;
   quant::RowOrder order;
-  bool columns_moved = false;  // stand in another order than in the model that is read
   quant::Part part = quant::Part::kSmall;
   std::vector<float> values;  // not empty: the tensor itself, made here rather than stored
 
@@ -30,6 +31,10 @@ struct OutTensor {
 // In the order they are written. GGUF: everything the file has. Hugging Face: what the architecture uses.
 std::vector<OutTensor> list_tensors(const io::Checkpoint& checkpoint,
                                     const std::optional<ModelConfig>& config);
+
+// Matrices of a Hugging Face directory whose columns stand in another order in the list: that order. None of
+// a GGUF file.
+std::map<std::string, HeadTiles> moved_columns(const io::Checkpoint& checkpoint, const ModelConfig& config);
 
 // Hands every tensor to `take`, its source complete, in the order of the list; gathered copies live until the
 // next.

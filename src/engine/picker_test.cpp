@@ -38,17 +38,6 @@ TEST(Pick, TheSamplerFollowsTheRule) {
   }
 }
 
-EngineOptions eight_at_once() {
-  EngineOptions options;
-  options.model = kLlamaModel;
-  options.threads = 1;
-  options.context = 128;
-  options.max_running = 8;
-  options.step_tokens = 64;
-  options.kv_tokens = 1280;
-  return options;
-}
-
 // Only tokens whose id has the remainder that comes next.
 class Remainders final : public TokenConstraint {
  public:
@@ -90,7 +79,7 @@ std::vector<Request> requests_of_every_kind() {
 
 TEST(Pick, ADeviceThatSamplesGivesTheSameAnswers) {
   for (const Speculation speculation : {Speculation::kOff, Speculation::kLookup}) {
-    EngineOptions options = eight_at_once();
+    EngineOptions options = small_options();
     options.speculation = speculation;
     SamplingExecutor* sampling = nullptr;
     Harness here(options), device(options, {}, nullptr, sampling_device(&sampling));
@@ -114,7 +103,7 @@ TEST(Pick, ADeviceThatSamplesGivesTheSameAnswers) {
 // Whoever ends by a stop token leaves a row in the step that was launched ahead; those beside it go on.
 TEST(Pick, StepsAheadSurviveEnds) {
   SamplingExecutor* sampling = nullptr;
-  Harness device(eight_at_once(), {}, nullptr, sampling_device(&sampling));
+  Harness device(small_options(), {}, nullptr, sampling_device(&sampling));
   std::vector<std::vector<Answer>> want;
   for (int i = 0; i < 6; ++i) {
     Request r;

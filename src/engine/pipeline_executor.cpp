@@ -1,10 +1,10 @@
 #include "engine/pipeline_executor.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
 #include "base/error.h"
+#include "engine/leader_executor.h"
 
 namespace millrace {
 namespace {
@@ -16,47 +16,30 @@ constexpr int64_t kPromptRows = 64;
 
 constexpr int32_t kNewStep = 1;  // RankMessage::from of a step's first micro-batch
 
-void send_message(dist::Communicator& group, const RankMessage& message, std::span<const std::byte> bytes) {
-  MILLRACE_CHECK(message.bytes == bytes.size());
-  const int next = group.rank() + 1;
-  if (next == group.size()) return;
-  group.send(next, std::as_bytes(std::span(&message, 1)));
-  if (!bytes.empty()) group.send(next, bytes);
+// To the next stage, if there is one.
+void pass_on(dist::Communicator& group, const RankMessage& message, std::span<const std::byte> bytes) {
+  if (group.rank() + 1 < group.size()) send_order(group, group.rank() + 1, message, bytes);
 }
 
-std::unique_ptr<Executor> make_everywhere(dist::Communicator& group, const dist::Shares& shares,
+std::unique_ptr<Executor> make_everywhere(const RankGroups& groups, const dist::Shares& shares,
                                           const ExecutorSpec& spec, Backend& backend) {
+  dist::Communicator& group = *groups.of_pipeline();
   const std::vector<std::byte> bytes = packed(spec);
-  send_message(group, {.kind = Kind::kMakeExecutor, .bytes = bytes.size()}, bytes);
-  std::unique_ptr<Executor> own = backend.make_executor(stage_spec(spec, shares));
+  pass_on(group, {.kind = Kind::kMakeExecutor, .bytes = bytes.size()}, bytes);
+  std::unique_ptr<Executor> own = make_stage_executor(groups, shares, stage_spec(spec, shares), backend);
   group.barrier();  // everybody has the memory
   return own;
-}
-
-void copy_from_part(const ExecutorSpec& spec, const BlockPart& part, std::span<const std::byte> from,
-                    std::span<std::byte> whole) {
-  for_each_piece(spec, part, [&](size_t whole_at, size_t part_at, size_t bytes) {
-    std::memcpy(whole.data() + whole_at, from.data() + part_at, bytes);
-  });
-}
-
-void copy_to_part(const ExecutorSpec& spec, const BlockPart& part, std::span<const std::byte> whole,
-                  std::vector<std::byte>& to) {
-  to.resize(part_bytes(spec, part));
-  for_each_piece(spec, part, [&](size_t whole_at, size_t part_at, size_t bytes) {
-    std::memcpy(to.data() + part_at, whole.data() + whole_at, bytes);
-  });
 }
 
 }  // namespace
 
 // ---------------------------------------------------------------- rank 0
 
-PipelineLeader::PipelineLeader(dist::Communicator& group, const dist::Shares& shares,
-                               const ExecutorSpec& spec, Backend& backend)
-    : ForwardingExecutor(make_everywhere(group, shares, spec, backend)),
-      group_(group),
-      shares_(shares),
+PipelineLeader::PipelineLeader(const RankGroups& groups, const dist::Shares& shares, const ExecutorSpec& spec,
+                               Backend& backend)
+    : ForwardingExecutor(make_everywhere(groups, shares, spec, backend)),
+      group_(*groups.of_pipeline()),
+      shares_(shares.between_stages()),
       spec_(spec),
       logits_(static_cast<size_t>(spec.max_logit_rows) * static_cast<size_t>(spec.vocab)) {}
 
@@ -68,7 +51,7 @@ PipelineLeader::~PipelineLeader() {
 }
 
 void PipelineLeader::tell(const RankMessage& message, std::span<const std::byte> bytes) {
-  send_message(group_, message, bytes);
+  pass_on(group_, message, bytes);
 }
 
 void PipelineLeader::begin_step() {
@@ -85,12 +68,12 @@ int64_t PipelineLeader::micro_batches(int64_t rows) const {
 }
 
 // Within a sequence only where no layer has a state: of what a step goes through few states are kept, and the
-// second part of a prompt would begin at one that is not.
+// second part of a prompt would begin at one that is not. Nor within an image whose tokens see one another.
 int64_t PipelineLeader::cut(const Batch& batch, int64_t row) const {
   const bool whole = std::any_of(spec_.kv_groups.begin(), spec_.kv_groups.end(),
                                  [](const KvGroupSpec& group) { return group.state; });
-  if (!whole) return row;
   for (const SequenceSlice& slice : batch.sequences) {
+    if (!whole && !slice.both_ways) continue;
     const int64_t end = int64_t{slice.first_row} + slice.num_tokens;
     if (slice.first_row < row && row < end) return end;
   }
@@ -99,7 +82,12 @@ int64_t PipelineLeader::cut(const Batch& batch, int64_t row) const {
 
 void PipelineLeader::begin(const Batch& batch) {
   MILLRACE_CHECK(batch.sampled_rows.empty());  // this device does not sample
-  pack(batch, spec_.kv_groups.size(), message_);
+  // What is looked up is the first stage's; what is added behind the first layers may be another's.
+  Batch further = batch;
+  if (std::none_of(batch.given.begin(), batch.given.end(), [](const GivenRow& g) { return g.further > 0; })) {
+    further.given = {};
+  }
+  pack(further, spec_, message_);
   logit_rows_ += batch.logit_rows.size();
   rows_ = batch.tokens.size();
   sent_ = has_hidden_ = false;
@@ -143,18 +131,7 @@ void PipelineLeader::read_hidden(const Norm& norm, int32_t row, std::span<float>
 
 void PipelineLeader::read_block(int group, int32_t block, std::span<std::byte> to) {
   tell({.kind = Kind::kReadBlock, .group = group, .from = block});
-  for (int r = 0; r < group_.size(); ++r) {
-    const BlockPart part = block_part(spec_, shares_, r, group);
-    if (part.empty()) continue;
-    part_.resize(part_bytes(spec_, part));
-    if (r == 0) {
-      inner().read_block(group, block, part_);
-      inner().finish_reads();  // it is taken apart now
-    } else {
-      group_.recv(r, part_);
-    }
-    copy_from_part(spec_, part, part_, to);
-  }
+  gather_block(group_, inner(), spec_, shares_, /*key_head=*/0, group, block, part_, to);
 }
 
 void PipelineLeader::write_block(int group, int32_t block, std::span<const std::byte> from) {
@@ -174,18 +151,19 @@ namespace {
 
 class StageFollower {
  public:
-  StageFollower(dist::Communicator& group, Backend& backend, Model& model)
-      : group_(group), backend_(backend), model_(model) {}
+  StageFollower(const RankGroups& groups, Backend& backend, Model& model)
+      : groups_(groups),
+        group_(*groups.of_pipeline()),
+        shares_(backend.shares()->between_stages()),
+        backend_(backend),
+        model_(model) {}
 
   void run() {
     const int before = group_.rank() - 1;
     for (;;) {
-      RankMessage message;
-      group_.recv(before, std::as_writable_bytes(std::span(&message, 1)));
-      bytes_.resize(message.bytes);
-      if (!bytes_.empty()) group_.recv(before, bytes_);
+      const RankMessage message = receive_order(group_, before, bytes_);
       // A step is passed on with what this stage makes of it.
-      if (message.kind != Kind::kStep) send_message(group_, message, bytes_);
+      if (message.kind != Kind::kStep) pass_on(group_, message, bytes_);
       if (message.kind == Kind::kStop) return;
       act(message);
     }
@@ -203,7 +181,7 @@ class StageFollower {
       case Kind::kMakeExecutor:
         spec_ = unpacked_spec(bytes_);
         model_.settle_context(spec_.max_context);
-        executor_ = backend_.make_executor(stage_spec(spec_, *backend_.shares()));
+        executor_ = make_stage_executor(groups_, *backend_.shares(), stage_spec(spec_, shares_), backend_);
         group_.barrier();
         return;
       case Kind::kStep:
@@ -224,8 +202,7 @@ class StageFollower {
         return;
       }
       case Kind::kWriteBlock:
-        copy_to_part(spec_, block_part(spec_, *backend_.shares(), group_.rank(), message.group), bytes_,
-                     part_);
+        copy_to_part(spec_, block_part(spec_, shares_, group_.rank(), message.group), bytes_, part_);
         if (!part_.empty()) executor_->write_block(message.group, message.to, part_);
         return;
       case Kind::kCopyBlock:
@@ -235,18 +212,18 @@ class StageFollower {
   }
 
   std::span<std::byte> own_part(int group) {
-    part_.resize(part_bytes(spec_, block_part(spec_, *backend_.shares(), group_.rank(), group)));
+    part_.resize(part_bytes(spec_, block_part(spec_, shares_, group_.rank(), group)));
     return part_;
   }
 
   void step(const RankMessage& message) {
     if (message.from == kNewStep) logits_.clear();  // of a step whose logits nobody wanted
-    batch_.unpack(bytes_, spec_.kv_groups.size());
+    batch_.unpack(bytes_, spec_);
     residual_.resize(batch_.tokens.size() * static_cast<size_t>(spec_.hidden));
     group_.recv(group_.rank() - 1, std::as_writable_bytes(std::span(residual_)));
     model_.forward(*executor_, batch_.view(), [&] { executor_->write_slot(Slot::kResidual, residual_); });
     if (!last()) {
-      send_message(group_, message, bytes_);
+      pass_on(group_, message, bytes_);
       return send_residual(group_.rank() + 1);
     }
     const std::span<const float> logits = executor_->logits();
@@ -258,7 +235,9 @@ class StageFollower {
     group_.send(to, std::as_bytes(std::span(residual)));
   }
 
+  const RankGroups& groups_;
   dist::Communicator& group_;
+  const dist::Shares shares_;  // between stages
   Backend& backend_;
   Model& model_;
   ExecutorSpec spec_;
@@ -270,8 +249,8 @@ class StageFollower {
 
 }  // namespace
 
-void follow_stage(dist::Communicator& group, Backend& backend, Model& model) {
-  StageFollower(group, backend, model).run();
+void follow_stage(const RankGroups& groups, Backend& backend, Model& model) {
+  StageFollower(groups, backend, model).run();
 }
 
 // ---------------------------------------------------------------- micro-batches
@@ -292,10 +271,23 @@ MicroBatch::MicroBatch(const Batch& whole, int32_t begin, int32_t end)
   for (const int32_t row : whole.logit_rows) {
     if (row >= begin && row < end) logit_rows_.push_back(row - begin);
   }
+  for (GivenRow given : whole.given) {
+    if (given.row < begin || given.row >= end) continue;
+    given.row -= begin;
+    given_.push_back(given);
+  }
+  if (whole.rope_positions.empty()) return;
+  rope_positions_ =
+      whole.rope_positions.subspan(3 * static_cast<size_t>(begin), 3 * static_cast<size_t>(end - begin));
 }
 
 Batch MicroBatch::view() const {
-  return {.tokens = tokens_, .sequences = sequences_, .logit_rows = logit_rows_, .only_logits = only_logits_};
+  return {.tokens = tokens_,
+          .sequences = sequences_,
+          .logit_rows = logit_rows_,
+          .only_logits = only_logits_,
+          .given = given_,
+          .rope_positions = rope_positions_};
 }
 
 void forward_in_parts(const Model& model, Executor& executor, PipelineLeader* pipeline, const Batch& batch) {

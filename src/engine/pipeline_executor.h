@@ -1,9 +1,10 @@
-// A pipeline: every rank has some layers, and the residual stream goes from stage to stage. Rank 0 is the
-// first stage and has the engine. What it says goes from rank to rank as well, each passing on what it got: a
-// step with the residual stream behind it, so that nobody waits for a stage that is busy. The last stage
-// keeps logits until rank 0, which has then sent all of a step, asks for them: no circle of ranks waits for
-// itself. A step may come in several micro-batches; while the second stage computes the first, the first
-// computes the second.
+// A pipeline: every stage has some layers, and the residual stream goes from stage to stage. A stage is a
+// rank, or several that share its rows, whose first one speaks for them (LeaderExecutor): ranks here are
+// these. Rank 0 is the first stage's and has the engine. What it says goes from rank to rank as well, each
+// passing on what it got: a step with the residual stream behind it, so that nobody waits for a stage that is
+// busy. The last stage keeps logits until rank 0, which has then sent all of a step, asks for them: no circle
+// of ranks waits for itself. A step may come in several micro-batches; while the second stage computes the
+// first, the first computes the second.
 #pragma once
 
 #include <mutex>
@@ -12,6 +13,7 @@
 #include "backend/forwarding_executor.h"
 #include "dist/communicator.h"
 #include "dist/shares.h"
+#include "engine/rank_group.h"
 #include "engine/rank_messages.h"
 #include "model/model.h"
 
@@ -20,7 +22,7 @@ namespace millrace {
 class PipelineLeader final : public ForwardingExecutor {
  public:
   // `spec` is the whole model's.
-  PipelineLeader(dist::Communicator& group, const dist::Shares& shares, const ExecutorSpec& spec,
+  PipelineLeader(const RankGroups& groups, const dist::Shares& shares, const ExecutorSpec& spec,
                  Backend& backend);
   ~PipelineLeader() override;
   PipelineLeader(const PipelineLeader&) = delete;
@@ -52,7 +54,7 @@ class PipelineLeader final : public ForwardingExecutor {
   int last() const { return group_.size() - 1; }
 
   dist::Communicator& group_;
-  const dist::Shares& shares_;
+  const dist::Shares shares_;  // between stages
   const ExecutorSpec spec_;
   std::vector<float> logits_;  // [logit rows][vocab] of this step
   size_t logit_rows_ = 0;      // of its micro-batches so far
@@ -69,8 +71,8 @@ class PipelineLeader final : public ForwardingExecutor {
 // for. `pipeline`: the executor, or what it wraps, where layers are other ranks'; else null.
 void forward_in_parts(const Model& model, Executor& executor, PipelineLeader* pipeline, const Batch& batch);
 
-// What a stage other than the first does until rank 0 closes the model.
-void follow_stage(dist::Communicator& group, Backend& backend, Model& model);
+// What the first rank of another stage does until rank 0 closes the model.
+void follow_stage(const RankGroups& groups, Backend& backend, Model& model);
 
 // Rows [begin, end) of a batch as a batch of their own, and the memory it points into.
 class MicroBatch {
@@ -82,6 +84,8 @@ class MicroBatch {
   std::span<const int32_t> tokens_;
   std::vector<SequenceSlice> sequences_;
   std::vector<int32_t> logit_rows_;
+  std::vector<GivenRow> given_;
+  std::span<const int32_t> rope_positions_;
   bool only_logits_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "engine/fp8_names.h"
 #include "engine/ranks_lost.h"
 
 namespace millrace {
@@ -29,12 +30,14 @@ void Planner::admit(std::shared_ptr<Job> job) {
   try {
     auto sample = std::make_unique<Sample>(job, 0, std::move(*j.sampler));
     sample->tokens.assign(j.prompt->tokens.begin(), j.prompt->tokens.end());
+    if (j.fp8_until > 0)
+      std::transform(sample->tokens.begin(), sample->tokens.end(), sample->tokens.begin(), fp8_name);
     sample->prompt = j.prompt;
     const auto length = static_cast<int32_t>(sample->tokens.size());
     sample->usage.prompt_tokens = length;
     if (j.request.prompt_logprobs || j.request.prompt_logits) {
       sample->scores.emplace(
-          std::span(j.prompt->tokens),
+          sample->tokens,
           PromptScores::Wanted{.top = j.request.prompt_logprobs,
                                .logits = j.request.prompt_logits ? runtime_.config().vocab : 0});
     }
@@ -143,8 +146,11 @@ void Planner::forget_computed() {
 
 // Its blocks are given up; when it starts again, what is still remembered of them is found by name.
 void Planner::start_over(Sample& sample) {
-  sample.prompt =
-      cache_.make_prompt(sample.tokens, sample.job->request.cache_salt, sample.job->block_variant);
+  const Job& job = *sample.job;
+  std::vector<int32_t> names;
+  if (job.fp8_until > 0) name_tokens(sample.tokens, 0, job.fp8_until, names);
+  sample.prompt = cache_.make_prompt(job.fp8_until > 0 ? std::span<const int32_t>(names) : sample.tokens,
+                                     job.request.cache_salt, job.block_variant);
   sample.blocks.reset();
 }
 

@@ -216,8 +216,12 @@ void check_sparse(const ModelConfig& config, const Backend& backend, const Engin
 double part_of_pool(const ExecutorSpec& spec, int group, const dist::Shares& shares, int rank) {
   const size_t whole = part_bytes(spec, block_part(spec, dist::Shares::even(0, 1), 0, group));
   if (whole == 0) return 1;
-  return static_cast<double>(part_bytes(spec, block_part(spec, shares, rank, group))) /
-         static_cast<double>(whole);
+  const auto part = [&](const dist::Shares& of, int number) {
+    return static_cast<double>(part_bytes(spec, block_part(spec, of, number, group))) /
+           static_cast<double>(whole);
+  };
+  return part(shares.between_stages(), rank / shares.ranks()) *
+         part(shares.within_stage(), rank % shares.ranks());
 }
 
 size_t pool_bytes(const ExecutorSpec& spec, const EngineOptions& options, const Backend& backend) {
@@ -226,7 +230,7 @@ size_t pool_bytes(const ExecutorSpec& spec, const EngineOptions& options, const 
   double bytes = 0;
   for (int g = 0; g < std::ssize(spec.kv_groups); ++g) {
     double part = shares == nullptr ? 1 : 0;
-    for (int r = 0; shares != nullptr && r < std::max(shares->ranks(), shares->stages()); ++r) {
+    for (int r = 0; shares != nullptr && r < shares->ranks() * shares->stages(); ++r) {
       part = std::max(part, part_of_pool(spec, g, *shares, r));
     }
     bytes += part * static_cast<double>(spec.pool_block_bytes(g)) *

@@ -75,7 +75,7 @@ inline Request random_request(Random& random, const std::vector<std::vector<int3
 }
 
 inline Catalogue make_catalogue(const std::string& model, int count, const std::string& device,
-                                const std::string& kv_type) {
+                                const std::string& kv_type, const std::string& compute) {
   Random random(11);
   std::vector<std::vector<int32_t>> documents(3);
   for (auto& document : documents) {
@@ -84,17 +84,19 @@ inline Catalogue make_catalogue(const std::string& model, int count, const std::
   Catalogue catalogue;
   for (int i = 0; i < count; ++i) {
     catalogue.requests.push_back(random_request(random, documents));
-    catalogue.alone.push_back(run_alone(model, catalogue.requests.back(), 1 + i % 2, device, kv_type));
+    catalogue.alone.push_back(
+        run_alone(model, catalogue.requests.back(), 1 + i % 2, device, kv_type, compute));
   }
   return catalogue;
 }
 
 inline const Catalogue& catalogue_of(const std::string& model, const std::string& device = "cpu",
-                                     const std::string& kv_type = "") {
+                                     const std::string& kv_type = "", const std::string& compute = "full") {
   static std::map<std::string, Catalogue> all;
-  const std::string name = model + " " + device + " " + kv_type;
+  const std::string name = model + " " + device + " " + kv_type + " " + compute;
   auto found = all.find(name);
-  if (found == all.end()) found = all.emplace(name, make_catalogue(model, 40, device, kv_type)).first;
+  if (found == all.end())
+    found = all.emplace(name, make_catalogue(model, 40, device, kv_type, compute)).first;
   return found->second;
 }
 

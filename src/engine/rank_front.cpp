@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 
 #include "base/error.h"
 #include "engine/rank_group.h"
@@ -15,6 +16,7 @@ namespace millrace {
 namespace {
 
 constexpr double kJoinSeconds = 60;     // from launching to the last hello; a rank loads after it
+constexpr double kLongJoin = 10;        // after which it is said who has not come
 constexpr double kHelloSeconds = 5;     // for a connection to say who it is
 constexpr size_t kMostNewcomers = 64;   // of connections that have not
 constexpr int kTickMs = 100;            // how often what makes no noise is looked at
@@ -25,6 +27,9 @@ constexpr double kLongestPause = 10.0;  // seconds between two attempts
 double since(std::chrono::steady_clock::time_point time) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - time).count();
 }
+
+// Not fmt::print, which throws where standard error is closed.
+void say(const std::string& line) { std::fputs(fmt::format("millrace: {}\n", line).c_str(), stderr); }
 
 std::string name_of(const dist::Hello& hello) {
   return fmt::format("rank {} (process {} on {})", hello.rank, hello.pid, hello.host);
@@ -52,12 +57,18 @@ RankFront::~RankFront() {
 
 // ---------------------------------------------------------------- the engine's side
 
-void RankFront::start() {
+void RankFront::start(const std::function<void()>& tick) {
   std::unique_lock lock(mutex_);
   ordered_ = true;
   news_.notify_all();
-  news_.wait(lock,
-             [&] { return state_ == State::kUp || state_ == State::kFailed || state_ == State::kLost; });
+  const auto settled = [&] {
+    return state_ == State::kUp || state_ == State::kFailed || state_ == State::kLost;
+  };
+  while (!news_.wait_for(lock, std::chrono::milliseconds(kTickMs), settled)) {
+    lock.unlock();
+    tick();
+    lock.lock();
+  }
   if (state_ != State::kUp) throw_error(ErrorCode::kBadInput, "{}", why_);
 }
 
@@ -95,6 +106,28 @@ void RankFront::recv(std::span<std::byte> bytes) {
   if (!data || !data->recv(bytes)) throw_lost();
 }
 
+bool RankFront::answered() {
+  std::shared_ptr<dist::Socket> data;
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ == State::kUp) data = data_;
+  }
+  if (!data) throw_lost();
+  return data->readable(0);  // also for its end, which recv finds
+}
+
+void RankFront::computes() { computes_ = true; }
+
+RankFront::Loaded RankFront::loaded() const {
+  const std::lock_guard lock(mutex_);
+  Loaded loaded;
+  for (const Rank& rank : ranks_) {
+    loaded.done += rank.beat.loaded;
+    loaded.all += rank.beat.to_load;
+  }
+  return loaded;
+}
+
 // The connection has ended; whoever watches the ranks knows which of them it was, or will in a moment.
 void RankFront::throw_lost() {
   std::unique_lock lock(mutex_);
@@ -110,10 +143,10 @@ RankGroupStats RankFront::stats() const {
   const std::lock_guard lock(mutex_);
   RankGroupStats stats;
   stats.wanted = ranks_of(options_);
-  stats.up = state_ == State::kUp;
+  stats.up = state_ == State::kUp && computes_;
   stats.last_loss = why_;
   stats.restarts = restarts_;
-  if (!stats.up) return stats;
+  if (state_ != State::kUp) return stats;
   for (const Rank& rank : ranks_) {
     RankStats& to = stats.ranks.emplace_back();
     to.rank = rank.hello.rank;
@@ -144,54 +177,76 @@ void RankFront::tell(State state, const std::string& why) {
 }
 
 void RankFront::run() {
-  bool first = true;
-  for (;;) {
+  for (bool first = true;; first = false) {
     {
       std::unique_lock lock(mutex_);
       news_.wait(lock, [&] { return ordered_ || stopping_; });
-      if (stopping_) break;
-      ordered_ = false;
-    }
-    for (attempts_ = 0;; ++attempts_) {
-      tell(State::kForming, "");
-      std::string why;
-      try {
-        why = form(next_set());
-      } catch (const Error& error) {
-        why = error.what();
-      }
-      if (why.empty()) break;
-      end_group(kLastWords);
-      if (first) return tell(State::kFailed, why);
-      fmt::print(stderr, "millrace: the ranks could not be started anew: {}\n", why);
-      std::unique_lock lock(mutex_);
-      why_ = why;
-      const double pause = std::min(kLongestPause, 0.5 * static_cast<double>(1 << std::min(attempts_, 8)));
-      news_.wait_for(lock, std::chrono::duration<double>(pause), [&] { return stopping_; });
       if (stopping_) return;
+      ordered_ = false;
+      // A group that was lost before it computed was an attempt that failed.
+      attempts_ = first || computes_ ? 0 : attempts_ + 1;
     }
+    if (!form_at_last(first)) return;
     {
       const std::lock_guard lock(mutex_);
-      if (stopping_) break;
       restarts_ += first ? 0 : 1;
     }
-    if (!first) fmt::print(stderr, "millrace: {} ranks were started anew\n", ranks_of(set_.options));
-    first = false;
+    const int ranks = ranks_of(set_.options);
+    if (!first) say(fmt::format("{} rank{} started anew", ranks, ranks == 1 ? " was" : "s were"));
     tell(State::kUp, "");
     const std::string why = watch();
-    if (why.empty()) break;  // stopping
-    fmt::print(stderr, "millrace: {}\n", why);
+    if (why.empty()) break;             // stopping
+    if (!first || computes_) say(why);  // else whoever starts is told
     tell(State::kLost, why);
     end_group(gone_ ? kLastWords : 0);
   }
+  if (!computes_) launched_.end(0);  // ranks that load hear nothing
   end_group(kOrderlyEnd);
 }
 
-// All ranks first; when they do not come, and fewer will do, those without the lost one; and so in turn.
-RankSet RankFront::next_set() {
+// As often as it takes, but for the first group once. False: there is none, and will be none.
+bool RankFront::form_at_last(bool first) {
+  for (;; ++attempts_) {
+    if (attempts_ > 0 && !paused()) return false;
+    tell(State::kForming, "");
+    std::string why;
+    try {
+      why = form(next_set());
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+    if (stopping_) {
+      launched_.end(0);
+      end_group(0);
+      return false;
+    }
+    if (why.empty()) return true;
+    end_group(kLastWords);
+    if (first) {  // whoever starts is told
+      tell(State::kFailed, why);
+      return false;
+    }
+    say("the ranks could not be started anew: " + why);
+    const std::lock_guard lock(mutex_);
+    why_ = why;
+  }
+}
+
+// Waits for longer with every attempt. False: the front is to end.
+bool RankFront::paused() {
+  const double pause = std::min(kLongestPause, 0.25 * static_cast<double>(1 << std::min(attempts_, 8)));
+  std::unique_lock lock(mutex_);
+  return !news_.wait_for(lock, std::chrono::duration<double>(pause), [&] { return stopping_.load(); });
+}
+
+// All ranks first; when they do not come, and fewer will do, those without the lost one; and so in turn. If
+// that does not help either, it may have been another one: they are left out one after the other.
+RankSet RankFront::next_set() const {
   const int ranks = ranks_of(options_);
-  const bool fewer = options_.shrink && attempts_ % 2 == 1;
-  return rank_set(options_, !fewer ? -1 : lost_rank_ >= 0 ? lost_rank_ : ranks - 1);
+  if (!options_.shrink || attempts_ % 2 == 0) return rank_set(options_, -1);
+  const int blamed = lost_rank_ >= 0 ? lost_rank_ : ranks - 1;
+  const int together = options_.pipeline_parallel > 1 ? options_.tensor_parallel : 1;
+  return rank_set(options_, (blamed + attempts_ / 2 * together) % ranks);
 }
 
 // Empty: every rank is there. Else why not.
@@ -206,12 +261,19 @@ std::string RankFront::form(const RankSet& set) {
     ranks_.clear();
     ranks_.resize(static_cast<size_t>(ranks_of(set.options)));
     data_.reset();
+    computes_ = false;
   }
   const auto begin = Clock::now();
+  bool told = false;
+  std::string waits_for;
   launched_ = Launched(launch_command(set, address_), key_);
   for (;;) {
     listen_for(kTickMs);
     if (!refusal_.empty()) return refusal_;
+    if (!told && !waits_for.empty()) {
+      told = true;
+      say("waiting for " + waits_for);
+    }
     const std::lock_guard lock(mutex_);
     if (stopping_) return "the server is shutting down";
     if (all_joined()) return {};
@@ -219,11 +281,21 @@ std::string RankFront::form(const RankSet& set) {
     if (!found.empty()) return found;
     if (const auto end = launched_.ended()) return fmt::format("the ranks' launcher {}", *end);
     if (since(begin) > kJoinSeconds) {
-      const auto there =
-          std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& r) { return !!r.socket; });
-      return fmt::format("{} of {} ranks came within {} s", there, ranks_.size(), kJoinSeconds);
+      return fmt::format("{} did not come within {} s", absent(), kJoinSeconds);
     }
+    if (since(begin) > kLongJoin && waits_for.empty()) waits_for = absent();
   }
+}
+
+// "rank 1 (node2), rank 2 (node3), of 3 ranks", under the lock.
+std::string RankFront::absent() const {
+  std::vector<std::string> names;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    if (ranks_[r].socket && (r > 0 || data_)) continue;
+    names.push_back(set_.hosts.empty() ? fmt::format("rank {}", r)
+                                       : fmt::format("rank {} ({})", r, set_.hosts[r]));
+  }
+  return fmt::format("{}, of {} ranks", fmt::join(names, ", "), ranks_.size());
 }
 
 bool RankFront::all_joined() const {
@@ -310,8 +382,10 @@ void RankFront::listen_for(int timeout_ms) {
   std::erase_if(newcomers_, [](const Newcomer& n) { return !n.socket || since(n.since) > kHelloSeconds; });
   if (waits.front().revents == 0) return;
   dist::Socket socket = dist::accept_from(listener_);
-  if (socket && newcomers_.size() < kMostNewcomers)
-    newcomers_.push_back({std::move(socket), {}, Clock::now()});
+  if (!socket) return;
+  // A rank says who it is at once: it is not kept out by others that say nothing.
+  if (newcomers_.size() == kMostNewcomers) newcomers_.erase(newcomers_.begin());
+  newcomers_.push_back({std::move(socket), {}, Clock::now()});
 }
 
 void RankFront::read_newcomer(Newcomer& newcomer) {
@@ -338,8 +412,8 @@ std::string RankFront::join(Newcomer& newcomer, dist::Hello hello) {
   const std::lock_guard lock(mutex_);
   const auto count = std::ssize(ranks_);
   if (hello.rank < 0 || hello.rank >= count || hello.ranks != count) {
-    return fmt::format("the launcher made {} rank {} of {}, expected {} ranks", hello.pid, hello.rank,
-                       hello.ranks, count);
+    return fmt::format("the launcher made process {} on {} rank {} of {}, expected {} ranks", hello.pid,
+                       hello.host, hello.rank, hello.ranks, count);
   }
   if (hello.data) {
     if (hello.rank != 0 || data_) return fmt::format("{} is not the first to serve", name_of(hello));

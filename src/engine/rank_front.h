@@ -12,6 +12,7 @@
 // recv are the engine's thread's.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -42,8 +43,9 @@ class RankFront {
   RankFront(const RankFront&) = delete;
   RankFront& operator=(const RankFront&) = delete;
 
-  // The first group; returns when all ranks are there. Throws Error with the reason why they are not.
-  void start();
+  // The first group; returns when all ranks are there. Throws Error with the reason why they are not. `tick`
+  // is called now and then meanwhile, and may throw.
+  void start(const std::function<void()>& tick);
   // Is there a group with all its ranks?
   bool up() const;
   // Why the last group has gone.
@@ -54,6 +56,16 @@ class RankFront {
   // A message to rank 0, and what it answers. Throw RanksLost.
   void send(const RankMessage& message, std::span<const std::byte> bytes = {});
   void recv(std::span<std::byte> bytes);
+  // Is there something to receive? Throws RanksLost.
+  bool answered();
+  // The group has loaded its model and can step: from now on it is told to end, not made to, and when it is
+  // lost the next one is formed without a pause.
+  void computes();
+  // Bytes of the model that ranks have loaded, and that they load; 0, 0 before they begin.
+  struct Loaded {
+    size_t done = 0, all = 0;
+  };
+  Loaded loaded() const;
 
   RankGroupStats stats() const;
 
@@ -74,8 +86,11 @@ class RankFront {
   };
 
   void run();
-  RankSet next_set();
+  bool form_at_last(bool first);
+  bool paused();
+  RankSet next_set() const;
   std::string form(const RankSet& set);
+  std::string absent() const;
   std::string watch();
   void end_group(double patience_s);
   void listen_for(int timeout_ms);
@@ -96,11 +111,14 @@ class RankFront {
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable news_;
   State state_ = State::kIdle;
-  bool ordered_ = false, stopping_ = false;
+  bool ordered_ = false;
   std::string why_;          // of kLost and kFailed
   std::vector<Rank> ranks_;  // of the group of now, by rank
   std::shared_ptr<dist::Socket> data_;
   uint64_t restarts_ = 0;
+
+  std::atomic<bool> stopping_{false};  // set under the lock: the front's thread waits for it
+  std::atomic<bool> computes_{false};  // the group of now does, or did until it was lost
 
   // The front's own thread's.
   std::string key_;
@@ -111,7 +129,7 @@ class RankFront {
   Launched launched_;
   int lost_rank_ = -1;  // of the options' ranks; -1: none in particular
   bool gone_ = false;   // some rank has ended, so that the launcher ends too
-  int attempts_ = 0;    // since a group was there
+  int attempts_ = 0;    // since a group computed
 
   std::thread thread_;
 };

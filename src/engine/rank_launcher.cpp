@@ -64,6 +64,14 @@ std::string joined(const std::vector<std::string>& words) {
   return all;
 }
 
+// How mpirun is to give ranks to hosts so that they have those of the list: hosts in turn, or, where one that
+// is named several times has its ranks one after the other, one host's after another's.
+const char* hosts_follow(const std::vector<std::string>& hosts) {
+  bool several = false;
+  for (size_t r = 1; r < hosts.size(); ++r) several = several || hosts[r] == hosts[r - 1];
+  return several ? "slot" : "node";
+}
+
 std::string words_of_status(int status) {
   if (WIFSIGNALED(status)) return fmt::format("ended by signal {}", WTERMSIG(status));
   return fmt::format("ended with status {}", WEXITSTATUS(status));
@@ -94,15 +102,22 @@ bool ranks_are_here(const EngineOptions& options) {
 RankSet rank_set(const EngineOptions& options, int left_out) {
   RankSet set{options, parse_rank_hosts(options)};
   if (left_out < 0) return set;
-  (options.pipeline_parallel > 1 ? set.options.pipeline_parallel : set.options.tensor_parallel) -= 1;
+  const int in_stage = options.tensor_parallel;
+  const bool stages = options.pipeline_parallel > 1;
+  (stages ? set.options.pipeline_parallel : set.options.tensor_parallel) -= 1;
   if (set.options.tensor_parallel == 1) set.options.expert_parallel = false;
-  if (!set.hosts.empty()) set.hosts.erase(set.hosts.begin() + left_out);
+  // Of stages the whole one goes.
+  const int first = stages ? left_out / in_stage * in_stage : left_out, count = stages ? in_stage : 1;
+  const auto leave_out = [&](std::vector<std::string>& list) {
+    list.erase(list.begin() + first, list.begin() + first + count);
+  };
+  if (!set.hosts.empty()) leave_out(set.hosts);
   set.options.rank_hosts = joined(set.hosts);
-  if (!options.rank_speeds.empty()) {
+  if (!options.rank_speeds.empty() && options.rank_speeds != "auto") {
     std::vector<std::string> speeds;
     std::istringstream in(options.rank_speeds);
     for (std::string speed; std::getline(in, speed, ',');) speeds.push_back(speed);
-    speeds.erase(speeds.begin() + left_out);
+    leave_out(speeds);
     set.options.rank_speeds = ranks_of(set.options) > 1 ? joined(speeds) : "";
   }
   return set;
@@ -124,14 +139,17 @@ std::vector<std::string> launch_command(const RankSet& set, const std::string& f
   }
   if (plain && mpirun && geteuid() == 0) add({"--allow-run-as-root"});
   if (mpirun) add({"-x", "MILLRACE_RANK_KEY"});
-  if (!set.hosts.empty()) add({"--host", joined(set.hosts), "--map-by", "node"});
+  if (!set.hosts.empty()) add({"--host", joined(set.hosts), "--map-by", hosts_follow(set.hosts)});
+  // All that a rank has to know is on its line: files of settings on its host are not asked.
   add({"-n", std::to_string(ranks), rank_program(), "rank", options.model, "--front", front});
+  add({"--config", "/dev/null"});
   add({"--tensor-parallel", std::to_string(options.tensor_parallel)});
   add({"--pipeline-parallel", std::to_string(options.pipeline_parallel)});
   add({"--context-parallel", std::to_string(options.context_parallel)});
   if (options.context_parallel > 1) add({"--context-schedule", options.context_schedule});
-  if (options.expert_parallel) add({"--expert-parallel"});
+  add({options.expert_parallel ? "--expert-parallel" : "--expert-parallel=false"});
   if (!options.rank_speeds.empty()) add({"--rank-speeds", options.rank_speeds});
+  for (const std::string& adapter : options.adapters) add({"--adapter", adapter});
   add({"--device", options.device});
   // Ranks of one machine share its processors.
   int threads = options.threads;
@@ -139,7 +157,7 @@ std::vector<std::string> launch_command(const RankSet& set, const std::string& f
     threads = std::max(1, available_cpus() / ranks);
   }
   add({"--threads", std::to_string(threads)});
-  if (options.lock) add({"--lock"});
+  add({options.lock ? "--lock" : "--lock=false"});
   return command;
 }
 
@@ -190,9 +208,10 @@ Launched& Launched::operator=(Launched&& other) noexcept {
 std::optional<std::string> Launched::ended() {
   if (pid_ < 0) return "was not started";
   int status = 0;
-  if (waitpid(pid_, &status, WNOHANG) != pid_) return std::nullopt;
+  const pid_t found = waitpid(pid_, &status, WNOHANG);
+  if (found == 0 || (found < 0 && errno == EINTR)) return std::nullopt;
   pid_ = -1;
-  return words_of_status(status);
+  return found < 0 ? "ended" : words_of_status(status);  // who ignores SIGCHLD is not told how
 }
 
 bool Launched::wait(double seconds) {
@@ -207,7 +226,7 @@ bool Launched::wait(double seconds) {
 void Launched::end(double patience_s) {
   if (pid_ < 0 || (patience_s > 0 && wait(patience_s))) return;
   if (pid_ < 0) return;
-  kill(pid_, SIGTERM);
+  kill(-pid_, SIGTERM);  // with what a script has started
   if (wait(kAskedToEnd)) return;
   kill(-pid_, SIGKILL);
   waitpid(pid_, nullptr, 0);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/check.h"
 #include "base/error.h"
 
 namespace millrace {
@@ -46,6 +47,7 @@ class Reader {
 struct PlainSpec {
   int32_t max_tokens, max_logit_rows, max_context, hidden, heads, kv_heads, head_dim, vocab, ffn, experts,
       experts_per_token, expert_ffn;
+  int32_t adapter_rank;
   LatentShape latent;
   StateShape state;
   int32_t gated_attention, layer_input, expert_norms, page_summaries;
@@ -55,12 +57,16 @@ struct PlainSpec {
 static_assert(std::is_trivially_copyable_v<PlainSpec> && std::is_trivially_copyable_v<KvGroupSpec>);
 
 struct BatchHeader {
-  uint64_t tokens, sequences, logit_rows, table_entries;
+  uint64_t tokens, sequences, logit_rows, table_entries, given, given_values, rope_positions;
   int32_t only_logits;
 };
 
 struct PlainSlice {
-  int32_t first_row, num_tokens, context_len, second_text, sparse_pages;
+  int32_t first_row, num_tokens, context_len, adapter, second_text, both_ways, sparse_pages;
+};
+
+struct PlainGiven {
+  int32_t row, further;
 };
 
 struct PlainRow {
@@ -74,11 +80,30 @@ struct PlainRow {
   uint64_t counted, biases, words;
 };
 
+size_t values_of(const GivenRow& given, const ExecutorSpec& spec) {
+  return (1 + static_cast<size_t>(given.further)) * static_cast<size_t>(spec.hidden);
+}
+
 size_t table_length(const SequenceSlice& slice) {
   return static_cast<size_t>((slice.context_len + slice.num_tokens + kBlockTokens - 1) / kBlockTokens);
 }
 
 }  // namespace
+
+void send_order(dist::Communicator& group, int to, const RankMessage& message,
+                std::span<const std::byte> bytes) {
+  MILLRACE_CHECK(message.bytes == bytes.size());
+  group.send(to, std::as_bytes(std::span(&message, 1)));
+  if (!bytes.empty()) group.send(to, bytes);
+}
+
+RankMessage receive_order(dist::Communicator& group, int from, std::vector<std::byte>& bytes) {
+  RankMessage message;
+  group.recv(from, std::as_writable_bytes(std::span(&message, 1)));
+  bytes.resize(message.bytes);
+  if (!bytes.empty()) group.recv(from, bytes);
+  return message;
+}
 
 std::vector<std::byte> packed(const ExecutorSpec& spec) {
   std::vector<std::byte> to;
@@ -94,6 +119,7 @@ std::vector<std::byte> packed(const ExecutorSpec& spec) {
                            spec.experts,
                            spec.experts_per_token,
                            spec.expert_ffn,
+                           spec.adapter_rank,
                            spec.latent,
                            spec.state,
                            spec.gated_attention ? 1 : 0,
@@ -126,6 +152,7 @@ ExecutorSpec unpacked_spec(std::span<const std::byte> bytes) {
   spec.experts = plain.experts;
   spec.experts_per_token = plain.experts_per_token;
   spec.expert_ffn = plain.expert_ffn;
+  spec.adapter_rank = plain.adapter_rank;
   spec.latent = plain.latent;
   spec.state = plain.state;
   spec.gated_attention = plain.gated_attention != 0;
@@ -142,29 +169,40 @@ ExecutorSpec unpacked_spec(std::span<const std::byte> bytes) {
   return spec;
 }
 
-void pack(const Batch& batch, size_t num_groups, std::vector<std::byte>& to) {
+void pack(const Batch& batch, const ExecutorSpec& spec, std::vector<std::byte>& to) {
   to.clear();
+  const size_t num_groups = spec.kv_groups.size();
   size_t entries = 0;
   for (const SequenceSlice& slice : batch.sequences) entries += num_groups * table_length(slice);
+  size_t given_values = 0;
+  for (const GivenRow& given : batch.given) given_values += values_of(given, spec);
   append_one(to, BatchHeader{batch.tokens.size(), batch.sequences.size(), batch.logit_rows.size(), entries,
+                             batch.given.size(), given_values, batch.rope_positions.size(),
                              batch.only_logits ? 1 : 0});
   append(to, batch.tokens);
   append(to, batch.logit_rows);
   for (const SequenceSlice& slice : batch.sequences) {
-    append_one(to, PlainSlice{slice.first_row, slice.num_tokens, slice.context_len, slice.second_text,
-                              slice.sparse_pages});
+    append_one(to, PlainSlice{slice.first_row, slice.num_tokens, slice.context_len, slice.adapter,
+                              slice.second_text, slice.both_ways ? 1 : 0, slice.sparse_pages});
   }
   for (const SequenceSlice& slice : batch.sequences) {
     for (size_t g = 0; g < num_groups; ++g) append(to, std::span(slice.tables[g], table_length(slice)));
   }
+  append(to, batch.rope_positions);
+  for (const GivenRow& given : batch.given) append_one(to, PlainGiven{given.row, given.further});
+  for (const GivenRow& given : batch.given) append(to, std::span(given.values, values_of(given, spec)));
 }
 
-void ReceivedBatch::unpack(std::span<const std::byte> bytes, size_t num_groups) {
+void ReceivedBatch::unpack(std::span<const std::byte> bytes, const ExecutorSpec& spec) {
+  const size_t num_groups = spec.kv_groups.size();
   Reader reader(bytes);
   const auto header = reader.read_one<BatchHeader>();
   tokens.resize(header.tokens);
   logit_rows.resize(header.logit_rows);
   tables.resize(header.table_entries);
+  rope_positions.resize(header.rope_positions);
+  given.assign(header.given, {});
+  given_values.resize(header.given_values);
   sequences.assign(header.sequences, {});
   only_logits = header.only_logits != 0;
   reader.read(std::span(tokens));
@@ -174,7 +212,9 @@ void ReceivedBatch::unpack(std::span<const std::byte> bytes, size_t num_groups) 
     slice.first_row = plain.first_row;
     slice.num_tokens = plain.num_tokens;
     slice.context_len = plain.context_len;
+    slice.adapter = plain.adapter;
     slice.second_text = plain.second_text;
+    slice.both_ways = plain.both_ways != 0;
     slice.sparse_pages = plain.sparse_pages;
   }
   reader.read(std::span(tables));
@@ -182,6 +222,14 @@ void ReceivedBatch::unpack(std::span<const std::byte> bytes, size_t num_groups) 
   for (SequenceSlice& slice : sequences) {
     for (size_t g = 0; g < num_groups; ++g, at += table_length(slice)) slice.tables[g] = at;
   }
+  reader.read(std::span(rope_positions));
+  const float* values = given_values.data();
+  for (GivenRow& row : given) {
+    const auto plain = reader.read_one<PlainGiven>();
+    row = {.row = plain.row, .values = values, .further = plain.further};
+    values += values_of(row, spec);
+  }
+  reader.read(std::span(given_values));
 }
 
 void pack(std::span<const SampleRow> rows, dist::Range part, std::vector<std::byte>& to) {
@@ -268,14 +316,49 @@ BlockPart block_part(const ExecutorSpec& whole, const dist::Shares& shares, int 
     return {
         group, layers_in_group(whole, shares.layers_of(rank, layers), group), {0, whole.kv_heads}, key_head};
   }
-  return {group, layers_in_group(whole, {0, layers}, group),
-          shares.heads_of(rank, whole.heads, whole.kv_heads).kv, key_head};
+  // Of a stage's spec those that are there.
+  return {group,
+          {0, whole.kv_groups[static_cast<size_t>(group)].num_layers},
+          shares.heads_of(rank, whole.heads, whole.kv_heads).kv,
+          key_head};
 }
 
 size_t part_bytes(const ExecutorSpec& whole, const BlockPart& part) {
   size_t bytes = 0;
   for_each_piece(whole, part, [&](size_t, size_t, size_t count) { bytes += count; });
   return bytes;
+}
+
+void copy_from_part(const ExecutorSpec& whole, const BlockPart& part, std::span<const std::byte> from,
+                    std::span<std::byte> to) {
+  for_each_piece(whole, part, [&](size_t whole_at, size_t part_at, size_t bytes) {
+    std::memcpy(to.data() + whole_at, from.data() + part_at, bytes);
+  });
+}
+
+void copy_to_part(const ExecutorSpec& whole, const BlockPart& part, std::span<const std::byte> from,
+                  std::vector<std::byte>& to) {
+  to.resize(part_bytes(whole, part));
+  for_each_piece(whole, part, [&](size_t whole_at, size_t part_at, size_t bytes) {
+    std::memcpy(to.data() + part_at, from.data() + whole_at, bytes);
+  });
+}
+
+void gather_block(dist::Communicator& ranks, Executor& own, const ExecutorSpec& whole,
+                  const dist::Shares& shares, size_t key_head, int group, int32_t block,
+                  std::vector<std::byte>& part, std::span<std::byte> to) {
+  for (int r = 0; r < ranks.size(); ++r) {
+    const BlockPart of = block_part(whole, shares, r, group, key_head);
+    if (of.empty()) continue;
+    part.resize(part_bytes(whole, of));
+    if (r == 0) {
+      own.read_block(group, block, part);
+      own.finish_reads();  // it is taken apart now
+    } else {
+      ranks.recv(r, part);
+    }
+    copy_from_part(whole, of, part, to);
+  }
 }
 
 ExecutorSpec stage_spec(const ExecutorSpec& whole, const dist::Shares& shares) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,20 +31,32 @@ struct RankMessage {
   uint64_t bytes = 0;                   // that follow
 };
 
+// A message and the bytes that follow it, to one rank; and what comes next from one.
+void send_order(dist::Communicator& group, int to, const RankMessage& message,
+                std::span<const std::byte> bytes = {});
+RankMessage receive_order(dist::Communicator& group, int from, std::vector<std::byte>& bytes);
+
 std::vector<std::byte> packed(const ExecutorSpec& spec);
 ExecutorSpec unpacked_spec(std::span<const std::byte> bytes);
 
-void pack(const Batch& batch, size_t num_groups, std::vector<std::byte>& to);
+void pack(const Batch& batch, const ExecutorSpec& spec, std::vector<std::byte>& to);
 
 // A batch and the memory it points into.
 struct ReceivedBatch {
-  std::vector<int32_t> tokens, logit_rows, tables;
+  std::vector<int32_t> tokens, logit_rows, tables, rope_positions;
   std::vector<SequenceSlice> sequences;
+  std::vector<GivenRow> given;
+  std::vector<float> given_values;
   bool only_logits = false;
 
-  void unpack(std::span<const std::byte> bytes, size_t num_groups);
+  void unpack(std::span<const std::byte> bytes, const ExecutorSpec& spec);
   Batch view() const {
-    return {.tokens = tokens, .sequences = sequences, .logit_rows = logit_rows, .only_logits = only_logits};
+    return {.tokens = tokens,
+            .sequences = sequences,
+            .logit_rows = logit_rows,
+            .only_logits = only_logits,
+            .given = given,
+            .rope_positions = rope_positions};
   }
 };
 
@@ -63,7 +76,7 @@ struct ReceivedRows {
 };
 
 // What of a KV block (ExecutorSpec::kv_layer_bytes) is a rank's: some KV heads of all layers, or all of some
-// layers.
+// layers. Of stages that share rows each has a part of its stage's part, whose spec is stage_spec().
 struct BlockPart {
   int group = 0;
   dist::Range layers, kv_heads;
@@ -96,7 +109,16 @@ void for_each_piece(const ExecutorSpec& whole, const BlockPart& part, const Copy
   }
 }
 
-// The spec of a stage's executor: KV pools of its layers alone. Of ranks without a pipeline: the whole one.
+void copy_from_part(const ExecutorSpec& whole, const BlockPart& part, std::span<const std::byte> from,
+                    std::span<std::byte> to);
+void copy_to_part(const ExecutorSpec& whole, const BlockPart& part, std::span<const std::byte> from,
+                  std::vector<std::byte>& to);
+// Rank 0, when everybody has been told of kReadBlock: its own part and those that the others send, as `to`.
+void gather_block(dist::Communicator& ranks, Executor& own, const ExecutorSpec& whole,
+                  const dist::Shares& shares, size_t key_head, int group, int32_t block,
+                  std::vector<std::byte>& part, std::span<std::byte> to);
+
+// The spec of a stage's executors: KV pools of its layers alone. Of ranks without a pipeline: the whole one.
 ExecutorSpec stage_spec(const ExecutorSpec& whole, const dist::Shares& shares);
 
 }  // namespace millrace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 
 #include "base/error.h"
 #include "kernels/quant/kv_types.h"
@@ -12,11 +13,12 @@
 namespace millrace {
 namespace {
 
-// What a layer exchanges, by the matrices that end its parts.
+// What a layer exchanges, by the matrices that end its parts; of a stage's layers.
 dist::PlanShape shape_of(const io::Checkpoint& checkpoint, const ModelConfig& c, const dist::Shares& shares) {
   dist::PlanShape shape{c.hidden, c.heads, c.kv_heads, c.head_dim, c.vocab, {}, shares.whole_attention()};
   WeightSource source(checkpoint, c, /*gather=*/false);
-  for (int l = 0; l < c.layers; ++l) {
+  const dist::Range layers = shares.layers(c.layers);
+  for (auto l = static_cast<int>(layers.begin); l < layers.end; ++l) {
     dist::PlanShape::Layer& layer = shape.layers.emplace_back();
     layer.attends = c.keeps(l) && !c.has_state(l);
     layer.residuals = 0;
@@ -58,21 +60,22 @@ size_t kv_bytes_of_layer(const ModelConfig& config, int layer, DType kv_type, in
   return bytes;
 }
 
-}  // namespace
+// Which layer a weight is of; -1: of none.
+int layer_of(const std::string& name) {
+  const std::string block = "blk.";
+  return name.starts_with(block) ? std::atoi(name.c_str() + block.size()) : -1;
+}
 
-dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type,
-                      const std::vector<double>& speeds, bool whole_experts) {
+// Of the ranks of one stage, shares_of(0) to shares_of(ranks - 1).
+dist::Plan plan_rows(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type, int ranks,
+                     const std::function<dist::Shares(int)>& shares_of) {
   dist::Plan plan;
-  plan.speeds = speeds;
-  const bool whole_attention = whole_experts && !can_share_rows(checkpoint, config);
-  const auto shares_of = [&](int rank) {
-    dist::Shares shares(rank, speeds);
-    if (whole_experts) shares = shares.with_whole_experts();
-    return whole_attention ? shares.with_whole_attention() : shares;
-  };
+  plan.speeds = shares_of(0).speeds();
   plan.shape = shape_of(checkpoint, config, shares_of(0));
+  const dist::Range layers = shares_of(0).layers(config.layers);
+  const bool last = layers.end == config.layers, whole_experts = shares_of(0).whole_experts();
   const bool tied = has_tied_output(checkpoint) && !config.encoder;
-  for (int r = 0; r < static_cast<int>(speeds.size()); ++r) {
+  for (int r = 0; r < ranks; ++r) {
     const dist::Shares shares = shares_of(r);
     dist::Plan::Rank& rank = plan.ranks.emplace_back();
     if (whole_experts) rank.experts = shares.experts(config.experts);
@@ -81,6 +84,8 @@ dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& confi
         source, config, [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
           const bool table = name == "token_embd.weight";
           if (table && !tied) return;  // looked up row by row: nothing of it is held but what is multiplied
+          const int layer = layer_of(name);
+          if (layer < 0 ? !last : layer < layers.begin || layer >= layers.end) return;
           const TensorView part = slice_weight(view, table ? "output.weight" : spec.role, config, shares);
           dist::Plan::Part& added = rank.parts.emplace_back(part_of(name, view, part));
           if (whole_experts && is_of_experts(spec.role)) {
@@ -95,11 +100,78 @@ dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& confi
     const auto heads = shares.heads(config.heads, config.kv_heads);
     rank.query_heads = heads.query;
     rank.kv_heads = heads.kv;
-    for (int l = 0; l < config.layers; ++l) {
+    for (auto l = static_cast<int>(layers.begin); l < layers.end; ++l) {
       rank.kv_bytes_per_token += kv_bytes_of_layer(config, l, kv_type, heads.kv.size());
     }
   }
   return plan;
+}
+
+}  // namespace
+
+dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type,
+                      const std::vector<double>& speeds, bool whole_experts) {
+  const auto ranks = static_cast<int>(speeds.size());
+  return plan_grid(checkpoint, config, kv_type, ranks, speeds, whole_experts).stages.front().rows;
+}
+
+GridPlan plan_grid(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type, int tensor,
+                   const std::vector<double>& speeds, bool whole_experts) {
+  const bool whole_attention = whole_experts && !can_share_rows(checkpoint, config);
+  GridPlan plan;
+  for (int first = 0; first < static_cast<int>(speeds.size()); first += tensor) {
+    const auto shares_of = [&](int rank) {
+      dist::Shares shares = dist::Shares::grid(first + rank, tensor, speeds);
+      if (whole_experts) shares = shares.with_whole_experts();
+      return whole_attention ? shares.with_whole_attention() : shares;
+    };
+    plan.stages.push_back(
+        {shares_of(0).layers(config.layers), plan_rows(checkpoint, config, kv_type, tensor, shares_of)});
+  }
+  return plan;
+}
+
+uint64_t GridPlan::received(int rank, int64_t rows, int64_t logit_rows) const {
+  const auto stage = static_cast<size_t>(rank / tensor());
+  const dist::Plan& own = stages[stage].rows;
+  const auto residual = static_cast<uint64_t>(rows * own.shape.hidden) * sizeof(float);
+  return own.received(rank % tensor(), rows, stage + 1 == stages.size() ? logit_rows : rows) +
+         (stage > 0 ? residual : 0);
+}
+
+uint64_t GridPlan::logits_received(int rank, int64_t logit_rows) const {
+  const dist::Plan& last = stages.back().rows;
+  const auto first_of_last = static_cast<int>(stages.size() - 1) * tensor();
+  uint64_t bytes = rank == first_of_last ? last.logits_received(logit_rows) : 0;
+  if (rank == 0 && stages.size() > 1) {
+    bytes += static_cast<uint64_t>(logit_rows * last.shape.vocab) * sizeof(float);
+  }
+  return bytes;
+}
+
+dist::TokenTime GridPlan::token_time(double alone_s, const dist::LinkSpeed& link) const {
+  if (stages.size() == 1) return stages.front().rows.token_time(alone_s, link);
+  size_t read = 0;
+  for (const Stage& stage : stages) read += stage.rows.read_bytes;
+  const auto others = static_cast<int64_t>(tensor()) - 1;
+  dist::TokenTime time;
+  int64_t latencies = std::ssize(stages);  // from stage to stage, and back with the logits
+  uint64_t bytes = 0;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const dist::Plan& rows = stages[s].rows;
+    const double part = static_cast<double>(rows.read_bytes) / static_cast<double>(read);
+    time.computing_s += rows.token_time(alone_s * part, {}).computing_s;
+    // The order to compute, exchanges, what comes from the stage before.
+    latencies += (rows.exchanges_per_step() - 1) * others + (others > 0 ? 1 : 0);
+    for (int reached = 1; s > 0 && reached <= others; reached *= 2) ++latencies;
+    const int first = static_cast<int>(s) * tensor();
+    uint64_t most = 0;
+    for (int r = first; r < first + tensor(); ++r) most = std::max(most, received(r, 1, 1));
+    bytes += most + logits_received(first, 1);
+  }
+  time.latency_s = link.latency_s * static_cast<double>(latencies + others);
+  time.moving_s = link.bytes_per_s > 0 ? static_cast<double>(bytes) / link.bytes_per_s : 0;
+  return time;
 }
 
 StagePlan plan_stages(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type,
@@ -113,13 +185,10 @@ StagePlan plan_stages(const io::Checkpoint& checkpoint, const ModelConfig& confi
     WeightSource source(checkpoint, config, /*gather=*/false);
     visit_weights(source, config,
                   [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
-                    const std::string block = "blk.";
+                    const int layer = layer_of(name);
                     bool here = last;
                     if (name == "token_embd.weight") here = first || (last && tied);
-                    if (name.starts_with(block)) {
-                      const int layer = std::atoi(name.c_str() + block.size());
-                      here = layer >= stage.layers.begin && layer < stage.layers.end;
-                    }
+                    if (layer >= 0) here = layer >= stage.layers.begin && layer < stage.layers.end;
                     if (here && !spec.on_host) stage.weight_bytes += view.bytes();
                   });
     for (auto l = static_cast<int>(stage.layers.begin); l < stage.layers.end; ++l) {

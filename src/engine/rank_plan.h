@@ -32,6 +32,27 @@ struct StagePlan {
 StagePlan plan_stages(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type,
                       const std::vector<double>& speeds);
 
+// Who has which rows of which layers, where ranks share the rows of stages. Rank r of all is rank r % tensor
+// of stage r / tensor.
+struct GridPlan {
+  struct Stage {
+    dist::Range layers;
+    dist::Plan rows;  // of these layers
+  };
+  std::vector<Stage> stages;
+
+  int tensor() const { return static_cast<int>(stages.front().rows.ranks.size()); }
+  // Bytes that a rank receives in a step of so many rows, `logit_rows` of which want logits: its stage's
+  // exchanges, and the residual stream of the stage before. Without the logits themselves, which the last
+  // stage's first rank gets from the others of its stage, and rank 0 from it.
+  uint64_t received(int rank, int64_t rows, int64_t logit_rows) const;
+  uint64_t logits_received(int rank, int64_t logit_rows) const;
+  // As dist::Plan::token_time, one stage after the other.
+  dist::TokenTime token_time(double alone_s, const dist::LinkSpeed& link) const;
+};
+GridPlan plan_grid(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type, int tensor,
+                   const std::vector<double>& speeds, bool whole_experts = false);
+
 // What of one context is a rank's, where it is spread over ranks.
 struct ContextPlan {
   int32_t ranks = 1;

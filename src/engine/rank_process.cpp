@@ -1,13 +1,13 @@
 #include "engine/rank_process.h"
 
-#include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <charconv>
-#include <cstdlib>
+#include <csignal>
 #include <memory>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -50,21 +50,41 @@ std::string host_name() {
   return name;
 }
 
+// What the front has against a rank, which it names.
+struct Refused : Error {
+  using Error::Error;
+};
+
+dist::Socket connect_to_front(const FrontAddress& front) {
+  try {
+    return dist::connect_to(front.host, front.port);
+  } catch (const Error& error) {
+    throw_error(error.code(), "{}; --front-address names an address that all hosts reach the front by",
+                error.what());
+  }
+}
+
 dist::Socket say_hello(const FrontAddress& front, const dist::Hello& hello) {
-  dist::Socket socket = dist::connect_to(front.host, front.port);
+  dist::Socket socket = connect_to_front(front);
   const bool said = socket.send_line(to_line(hello));
   const std::optional<std::string> answer = said ? socket.recv_line() : std::nullopt;
-  if (!answer) throw_error(ErrorCode::kIo, "rank {}: the front does not know it", hello.rank);
-  if (!answer->empty()) throw_error(ErrorCode::kBadInput, "{}", *answer);
+  if (!answer) throw_error(ErrorCode::kIo, "the front does not know it");
+  if (!answer->empty()) throw Refused(ErrorCode::kBadInput, *answer);
   return socket;
 }
+
+// Of the weights, in bytes.
+struct LoadedBytes {
+  std::atomic<uint64_t> done{0}, all{0};
+};
 
 // Says twice a second that this process lives, and what went over its links. When the front does not listen
 // any more there is nobody to compute for: the process ends, whatever it waits for.
 class Beats {
  public:
-  Beats(dist::Socket socket, const dist::Watch& watch)
-      : socket_(std::move(socket)), watch_(watch), thread_([this] { run(); }) {}
+  // What is watched must outlive it.
+  Beats(dist::Socket socket, const dist::Watch& watch, const LoadedBytes& loaded)
+      : socket_(std::move(socket)), watch_(watch), loaded_(loaded), thread_([this] { run(); }) {}
   ~Beats() {
     ending_ = true;
     socket_.shut_down();
@@ -79,6 +99,8 @@ class Beats {
       dist::Beat beat;
       beat.waiting_s = watch_.waiting_s();
       beat.calls = watch_.calls.load(std::memory_order_relaxed);
+      beat.loaded = loaded_.done.load(std::memory_order_relaxed);
+      beat.to_load = loaded_.all.load(std::memory_order_relaxed);
       for (size_t r = 0; r < beat.sent.size(); ++r) {
         beat.sent[r] = watch_.sent[r].load(std::memory_order_relaxed);
         beat.received[r] = watch_.received[r].load(std::memory_order_relaxed);
@@ -96,6 +118,7 @@ class Beats {
 
   const dist::Socket socket_;
   const dist::Watch& watch_;
+  const LoadedBytes& loaded_;
   std::atomic<bool> ending_{false};
   std::thread thread_;
 };
@@ -103,9 +126,9 @@ class Beats {
 // Rank 0: what the front asks for, done by all ranks.
 class FrontServer {
  public:
-  FrontServer(const dist::Socket& front, dist::Communicator& group, const dist::Shares& shares,
+  FrontServer(const dist::Socket& front, const RankGroups& groups, const dist::Shares& shares,
               Backend& backend, Model& model)
-      : front_(front), group_(group), shares_(shares), backend_(backend), model_(model) {}
+      : front_(front), groups_(groups), shares_(shares), backend_(backend), model_(model) {}
 
   // Until the front ends the connection.
   void run() {
@@ -125,13 +148,13 @@ class FrontServer {
       case Kind::kMakeExecutor: {
         spec_ = unpacked_spec(bytes_);
         model_.settle_context(spec_.max_context);
-        executor_ = make_leader(group_, shares_, spec_, backend_);
+        executor_ = make_leader(groups_, shares_, spec_, backend_);
         pipeline_ = dynamic_cast<PipelineLeader*>(executor_.get());
         const std::byte made{1};
         return front_.send({&made, 1});
       }
       case Kind::kStep:
-        batch_.unpack(bytes_, spec_.kv_groups.size());
+        batch_.unpack(bytes_, spec_);
         forward_in_parts(model_, *executor_, pipeline_, batch_.view());
         return true;
       case Kind::kLogits:
@@ -179,7 +202,7 @@ class FrontServer {
   }
 
   const dist::Socket& front_;
-  dist::Communicator& group_;
+  const RankGroups& groups_;
   const dist::Shares& shares_;
   Backend& backend_;
   Model& model_;
@@ -193,42 +216,65 @@ class FrontServer {
   std::vector<std::byte> bytes_;
 };
 
-}  // namespace
-
-void run_rank(const EngineOptions& options, const std::string& front, const std::string& key) {
-  // A launcher that is killed takes this process with it, also one that has been stopped.
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  check_options(options);
-  const FrontAddress address = parse_front(front);
+void compute_for(const FrontAddress& address, const EngineOptions& options, const std::string& key) {
   dist::Watch watch;
+  LoadedBytes loaded;
   const std::unique_ptr<dist::Communicator> group = dist::make_watched(dist::make_mpi_world(), watch);
   const io::Checkpoint checkpoint = io::Checkpoint::open(options.model);
   const ModelConfig config = read_config(checkpoint);
   check_stages(config, options);
-  const dist::Shares shares = shares_of(options, group->rank(), checkpoint, config);
+  AdapterSet adapters = read_adapters(options, checkpoint, config);
+  const dist::Shares shares =
+      shares_of(with_measured_speeds(options, *group, checkpoint), group->rank(), checkpoint, config);
+  const RankGroups groups(*group, shares);
   const HostPlace place = place_on_host(*group);
   const ChosenBackend chosen = open_backend(
-      checkpoint, config, options, {},
-      {shares.stages() > 1 ? nullptr : group.get(), &shares, place.local_rank, place.local_ranks});
+      checkpoint, config, options, {}, {groups.of_stage(), &shares, place.local_rank, place.local_ranks});
   dist::Hello hello{.key = key,
                     .host = host_name(),
                     .rank = group->rank(),
                     .ranks = group->size(),
                     .pid = getpid(),
-                    .claims = rank_claims(checkpoint, config, options, *chosen.backend)};
-  const Beats beats(say_hello(address, hello), watch);
+                    .claims = rank_claims(checkpoint, config, options, adapters, *chosen.backend)};
+  const Beats beats(say_hello(address, hello), watch, loaded);
   dist::Socket orders;
   if (group->rank() == 0) {
     hello.data = true;
     orders = say_hello(address, hello);
   }
   measure_links(*group, watch);  // beats tell if one is down
-  const std::unique_ptr<Model> model = Model::load(checkpoint, *chosen.backend);
+  const std::unique_ptr<Model> model =
+      load_part(checkpoint, std::move(adapters), *chosen.backend, [&](size_t done, size_t all) {
+        loaded.done.store(done, std::memory_order_relaxed);
+        loaded.all.store(all, std::memory_order_relaxed);
+      });
   if (options.lock) lock_memory();
   if (group->rank() == 0) {
-    FrontServer(orders, *group, shares, *chosen.backend, *model).run();
+    FrontServer(orders, groups, shares, *chosen.backend, *model).run();
   } else {
-    follow(*group, *chosen.backend, *model);
+    follow(groups, *chosen.backend, *model);
+  }
+}
+
+}  // namespace
+
+void run_rank(const EngineOptions& options, const std::string& front, const std::string& key) {
+  // A launcher that is killed takes this process with it, also one that has been stopped.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  std::signal(SIGTERM, SIG_DFL);  // there is nothing to bring to an end: the front has the clients
+  check_options(options);
+  const FrontAddress address = parse_front(front);
+  const auto named = [](const char* why) {
+    return fmt::format("rank {} on {}: {}", dist::launched_rank(), host_name(), why);
+  };
+  try {
+    compute_for(address, options, key);
+  } catch (const Refused&) {
+    throw;
+  } catch (const Error& error) {
+    throw Error(error.code(), named(error.what()));
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::kNoMemory, named("out of memory: a smaller --ctx or a smaller model may fit"));
   }
 }
 

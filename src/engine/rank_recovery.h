@@ -1,6 +1,7 @@
 // RankRecovery: what the engine's thread does when the ranks that compute for it are lost (rank_front.h).
 // Their memory is gone, the tokens are here: who ran is computed again from them, in the group that is formed
-// anew, or gets an error; who waits goes on waiting. What the cache has in RAM and on disk stays.
+// anew, or gets an error; who waits goes on waiting. What the cache has in RAM and on disk stays. Who ran in
+// several groups that were lost, and got no token in between, gets an error too: it may be why.
 #pragma once
 
 #include <exception>
@@ -29,6 +30,8 @@ class RankRecovery {
   void lose(const std::exception_ptr& error);
 
  private:
+  void lose_running(sched::Id id, const std::exception_ptr& error);
+
   Runtime& runtime_;
   SampleTable& samples_;
   const sched::Scheduler& scheduler_;
@@ -36,6 +39,7 @@ class RankRecovery {
   Planner& planner_;
   const EngineOptions& options_;
   bool forming_ = false;
+  bool attaching_ = false;  // the group is there, and loads
 };
 
 }  // namespace millrace

@@ -3,8 +3,8 @@
 // Weights are whole numbers of units (base/sampling_math.h), so a sum of ranks' sums is the sum.
 //
 //   1. everybody's largest logit, to all             the likeliest token is known: rows of temperature 0 end
-//   2. sums of units beside it, to all               rows without top-k and top-p know which rank has the
-//   draw
+//   2. sums of units beside it, to all               rows without top-k and top-p know which rank has
+//                                                    the draw
 //   3. candidates or the token drawn, to rank 0      top-k: a rank's k largest; top-p: its largest few
 //
 // Where top-p keeps more than ranks have sent, the row is left: its logits have to be read.

@@ -29,9 +29,15 @@ RemoteExecutor::RemoteExecutor(RankFront& front, const ExecutorSpec& spec, bool 
 void RemoteExecutor::attach() {
   const std::vector<std::byte> bytes = packed(spec_);
   front_.send({.kind = Kind::kMakeExecutor, .bytes = bytes.size()}, bytes);
-  std::byte made{};
-  front_.recv({&made, 1});  // when all ranks have loaded their parts and have the memory
   rows_ = logit_rows_ = 0;
+}
+
+bool RemoteExecutor::attached() {
+  if (!front_.answered()) return false;
+  std::byte made{};
+  front_.recv({&made, 1});
+  front_.computes();
+  return true;
 }
 
 void RemoteExecutor::begin(const Batch& batch) {
@@ -40,7 +46,7 @@ void RemoteExecutor::begin(const Batch& batch) {
   logit_rows_ = batch.logit_rows.size();
   hidden_wanted_ = !batch.only_logits;
   collected_ = false;
-  pack(batch, spec_.kv_groups.size(), message_);
+  pack(batch, spec_, message_);
   front_.send({.kind = Kind::kStep, .bytes = message_.size()}, message_);
 }
 

@@ -16,10 +16,13 @@ namespace millrace {
 class RemoteExecutor final : public Executor {
  public:
   // samples: the ranks have parts of the vocabulary, and pick tokens by them.
+  // Attaches: nothing is to be asked of it until it is attached.
   RemoteExecutor(RankFront& front, const ExecutorSpec& spec, bool samples);
 
   // Has the ranks of a new group make their executors; blocks hold nothing then. Throws RanksLost.
   void attach();
+  // Have all of them loaded their parts, and the memory? Does not wait. Throws RanksLost.
+  bool attached();
 
   void begin(const Batch& batch) override;  // throws RanksLost, as all that asks for something
   void embed(const Embed&) override {}

@@ -3,14 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 #include "base/check.h"
 #include "base/error.h"
 #include "base/sparse_pages.h"
+#include "engine/adapter_set.h"
 #include "engine/checkpoint_identity.h"
 #include "engine/engine_options.h"
+#include "engine/fp8_names.h"
 #include "engine/leader_executor.h"
 #include "engine/load_tokenizer.h"
 #include "engine/lock_memory.h"
@@ -54,6 +58,17 @@ EngineOptions front_options(EngineOptions options) {
   return options;
 }
 
+// Of what FP8 products are not made for yet, the first.
+void check_fp8(const ModelConfig& config, const std::string& path) {
+  const char* found = config.experts > 0       ? "experts"
+                      : config.latent.rank > 0 ? "latent attention"
+                      : config.state.present() ? "layers with a state"
+                                               : nullptr;
+  if (found == nullptr) return;
+  throw_error(ErrorCode::kUnsupported, "{}: compute: found fp8 for {}, a model with {}, expected one without",
+              path, config.architecture, found);
+}
+
 }  // namespace
 
 std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetup setup) {
@@ -63,15 +78,17 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   r->checkpoint_ = io::Checkpoint::open(options.model);
   r->weight_types_ = setup.weights;
   ModelConfig config = read_config(r->checkpoint_);
-  std::vector<Adapter> adapters = r->read_adapters(config, options);
-  for (const Adapter& adapter : adapters) {
-    setup.adapter_rank = std::max(setup.adapter_rank, static_cast<int32_t>(adapter.max_rank()));
-    setup.adapter_features.add(OpFeature::kAdapters);
-    setup.adapter_features.add(OpFeature::kExpertAdapters, adapter.adapts_experts());
-  }
-  MILLRACE_CHECK(setup.adapter < std::ssize(adapters));
+  AdapterSet adapters = read_adapters(options, r->checkpoint_, config);
+  for (const Adapter& adapter : adapters.adapters) r->adapter_names_.push_back(adapter.name);
+  r->adapter_identities_ = adapters.identities;
+  r->adapter_bytes_ = adapters.bytes;
+  setup.adapter_rank = adapters.max_rank;
+  setup.adapter_features = adapters.features;
+  MILLRACE_CHECK(setup.adapter < std::ssize(adapters.adapters));
   r->own_adapter_ = setup.adapter;
   r->budget_pages_ = options.attention_budget / kBlockTokens;
+  r->fp8_prompts_ = options.compute == "fp8";
+  if (r->fp8_prompts_) check_fp8(config, options.model);
   r->own_sparse_pages_ = options.attention == "sparse" ? r->budget_pages_ : 0;
   RankShare ranks;
   const bool outside = ranks_of(options) > 1 && !options.launcher.empty();
@@ -96,30 +113,34 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   } else if (ranks_of(options) > 1 || setup.group != nullptr) {
     check_stages(config, options);
     r->group_ = setup.group != nullptr ? setup.group : job_group(options);
-    r->shares_ = shares_of(options, r->group_->rank(), r->checkpoint_, config);
+    r->shares_ = shares_of(with_measured_speeds(options, *r->group_, r->checkpoint_), r->group_->rank(),
+                           r->checkpoint_, config);
+    r->groups_.emplace(*r->group_, *r->shares_);
     const HostPlace place = place_on_host(*r->group_);
-    ranks = {r->shares_->stages() > 1 ? nullptr : r->group_.get(), &*r->shares_, place.local_rank,
-             place.local_ranks};
+    ranks = {r->groups_->of_stage(), &*r->shares_, place.local_rank, place.local_ranks};
     setup.local_ranks = place.local_ranks;
   }
   ChosenBackend chosen =
       open_backend(r->checkpoint_, config, outside ? front_options(options) : options, setup, ranks);
   if (outside) {
-    std::vector<dist::Claim> claims = rank_claims(r->checkpoint_, config, options, *chosen.backend);
+    std::vector<dist::Claim> claims = rank_claims(r->checkpoint_, config, options, adapters, *chosen.backend);
     r->front_ = std::make_unique<RankFront>(
         options, [claims](const EngineOptions& o) { return with_options(claims, o); }, setup.wake);
     chosen.backend = make_remote_backend(std::move(chosen.backend), *r->front_, ranks_of(options),
-                                         options.tensor_parallel > 1);
+                                         options.tensor_parallel > 1 && options.pipeline_parallel == 1);
   }
-  if (r->group_ != nullptr) check_ranks_agree(*r->group_, r->checkpoint_, config, options, *chosen.backend);
+  if (r->group_ != nullptr) {
+    check_ranks_agree(*r->group_, r->checkpoint_, config, options, adapters, *chosen.backend);
+  }
   r->backend_ = std::move(chosen.backend);
   r->device_note_ = std::move(chosen.note);
   check_context(config, *r->backend_, options, setup);
   r->spec_ = runtime_spec(r->checkpoint_, config, *r->backend_, options, setup);
   r->load_tokenizer_of(config);
-  r->model_ = Model::load(r->checkpoint_, *r->backend_, options.on_load, setup.weights.choice,
-                          setup.weights.inputs, setup.adapter_features);
-  if (!adapters.empty()) r->model_->add_adapters(std::move(adapters), *r->backend_);
+  // The ranks have the weights, and are yet to be started.
+  r->model_ = Model::load(r->checkpoint_, *r->backend_, r->front_ ? LoadProgress() : options.on_load,
+                          setup.weights.choice, setup.weights.inputs, setup.adapter_features);
+  if (!adapters.adapters.empty()) r->model_->add_adapters(std::move(adapters.adapters), *r->backend_);
   r->model_->settle_context(r->spec_.max_context);
   r->stepping_ = r->model_.get();
   config.rope_inv_freq = r->model_->config().rope_inv_freq;  // what names the cache's blocks on disk
@@ -129,8 +150,11 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   }
   r->head_ = ClassifierHead::read(r->checkpoint_, config);
   r->open_images(config, options, setup);
-  if (r->front_) r->front_->start();
-  r->make_executor(setup);
+  if (r->front_) {
+    r->start_ranks(options, setup);
+  } else {
+    r->make_executor(setup);
+  }
   r->make_cache(config, options, setup);
   if (options.lock) lock_memory();
   return r;
@@ -148,9 +172,12 @@ void Runtime::open_images(const ModelConfig& config, const EngineOptions& option
   if (!text)
     return refuse(fmt::format("models of the architecture {} take no images here", config.architecture));
   if (!setup.shared()) return refuse("this command takes no images");
-  if (backend_->lacks().has(OpFeature::kImages))
-    return refuse(fmt::format("the device {} takes no images yet; use --device cpu", backend_->name()));
-  if (group_ != nullptr || front_ != nullptr) return refuse("ranks take no images yet; use one process");
+  if (backend_->lacks().has(OpFeature::kImages)) {
+    return refuse(
+        fmt::format("{} {} takes no images yet; use --device cpu",
+                    backend_->shares() == nullptr ? "the device" : "a model over ranks with the device",
+                    backend_->name()));
+  }
   if (!tokenizer_) return refuse("the model has no tokenizer");
   const std::vector<int32_t> token =
       tokenizer_->encode(text->token, {.add_special = false, .parse_special = true});
@@ -190,17 +217,6 @@ void Runtime::open_images(const ModelConfig& config, const EngineOptions& option
              .expanded = std::string(text->expanded)};
 }
 
-std::vector<Adapter> Runtime::read_adapters(const ModelConfig& config, const EngineOptions& options) {
-  std::vector<Adapter> adapters;
-  for (const AdapterOption& option : parse_adapter_options("adapters", options.adapters)) {
-    const Adapter& adapter = adapters.emplace_back(read_adapter(option, checkpoint_, config));
-    adapter_names_.push_back(option.name);
-    adapter_identities_.push_back(millrace::adapter_identity(adapter));
-    adapter_bytes_ += adapter.bytes();
-  }
-  return adapters;
-}
-
 std::string_view Runtime::adapter_identity(int32_t adapter) const {
   return adapter < 0 ? std::string_view() : adapter_identities_.at(static_cast<size_t>(adapter));
 }
@@ -227,9 +243,22 @@ void Runtime::load_tokenizer_of(const ModelConfig& config) {
   }
 }
 
+// Until they have loaded their parts. Who waits is told of it, and may throw.
+void Runtime::start_ranks(const EngineOptions& options, const RuntimeSetup& setup) {
+  const auto tick = [&] {
+    if (!options.on_load) return;
+    const RankFront::Loaded loaded = front_->loaded();
+    options.on_load(loaded.done, loaded.all > 0 ? loaded.all : checkpoint_.mapped_bytes());
+  };
+  front_->start(tick);
+  make_executor(setup);
+  constexpr auto kLookAgain = std::chrono::milliseconds(10);
+  for (; !remote_->attached(); tick()) std::this_thread::sleep_for(kLookAgain);
+}
+
 void Runtime::make_executor(const RuntimeSetup& setup) {
   if (group_ != nullptr) {
-    executor_ = make_leader(*group_, *shares_, spec_, *backend_);
+    executor_ = make_leader(*groups_, *shares_, spec_, *backend_);
     pipeline_ = dynamic_cast<PipelineLeader*>(executor_.get());
   } else {
     executor_ = backend_->make_executor(spec_);
@@ -286,6 +315,7 @@ void Runtime::make_cache(const ModelConfig& config, const EngineOptions& options
 }
 
 void Runtime::attach_ranks() { remote_->attach(); }
+bool Runtime::ranks_attached() { return remote_->attached(); }
 
 std::shared_ptr<const Tokenizer> Runtime::shared_tokenizer() const {
   if (!tokenizer_) throw Error(ErrorCode::kBadInput, tokenizer_error_);
@@ -385,6 +415,7 @@ void Runtime::compute(std::span<const Slice> slices) {
                         .tables = {},
                         .adapter = slice.adapter,
                         .second_text = slice.second_text,
+                        .fp8_until = slice.fp8_until,
                         .sparse_pages = slice.sparse_pages};
     for (size_t g = 0; g < spec_.kv_groups.size(); ++g) {
       piece.tables[g] = slice.sequence->table(static_cast<int>(g));
@@ -507,6 +538,10 @@ void Runtime::explain_no_token(int32_t sampled) const {
   throw_no_logits(static_cast<size_t>(spec_.vocab));
 }
 
+int32_t Runtime::prompt_until(const StepInput& input) const {
+  return input.prompt ? fp8_until(static_cast<size_t>(input.sequence->length()) + input.tokens.size()) : 0;
+}
+
 void Runtime::compute_inputs(std::span<const StepInput> inputs) {
   for (const StepInput& input : inputs) check_input(input);
   step_slices_.clear();
@@ -521,13 +556,15 @@ void Runtime::compute_inputs(std::span<const StepInput> inputs) {
                             .tokens = input.tokens,
                             .want = input.want,
                             .adapter = own_adapter_,
-                            .sparse_pages = own_sparse_pages_});
+                            .sparse_pages = own_sparse_pages_,
+                            .fp8_until = prompt_until(input)});
   }
   compute(step_slices_);
 }
 
 void Runtime::advance(std::span<const StepInput> inputs) {
-  for (const StepInput& input : inputs) cache_->advance(*input.sequence, input.tokens);
+  for (const StepInput& input : inputs)
+    advance_named(*cache_, *input.sequence, input.tokens, prompt_until(input), named_);
 }
 
 std::span<const float> Runtime::checked_logits() {
@@ -634,7 +671,8 @@ std::span<const float> Runtime::prefill(kv::Sequence& sequence, std::span<const 
     const bool last = count == tokens.size();
     const StepInput input = {.sequence = &sequence,
                              .tokens = tokens.first(count),
-                             .want = last ? StepInput::Want::kLast : StepInput::Want::kNone};
+                             .want = last ? StepInput::Want::kLast : StepInput::Want::kNone,
+                             .prompt = true};
     logits = step({&input, 1});
     tokens = tokens.subspan(count);
   }

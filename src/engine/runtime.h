@@ -16,6 +16,7 @@
 #include "engine/executor_store.h"
 #include "engine/image_reader.h"
 #include "engine/rank_front.h"
+#include "engine/rank_group.h"
 #include "engine/runtime_setup.h"
 #include "io/checkpoint.h"
 #include "jinja/chat_template.h"
@@ -51,6 +52,7 @@ struct Slice {
   int32_t adapter = -1;                     // by number (Runtime::adapter_number); -1: none
   int32_t sparse_pages = 0;                 // SequenceSlice's
   int32_t second_text = INT32_MAX;          // SequenceSlice's
+  int32_t fp8_until = 0;                    // SequenceSlice's
   std::span<const ImagePlace> images = {};  // of the sequence, in order; none ends behind these tokens only
 };
 
@@ -60,6 +62,7 @@ struct StepInput {
   std::span<const int32_t> tokens;
   using Want = Slice::Want;
   Want want = Want::kLast;
+  bool prompt = false;  // else they follow one, and are computed in full whatever the prompt was
 };
 
 class Runtime {
@@ -98,6 +101,10 @@ class Runtime {
   int32_t sparse_pages(const std::string& attention, int32_t budget) const;
   // What blocks are named for beside their tokens and the salt: they differ with both.
   std::string block_variant(int32_t adapter, int32_t sparse_pages) const;
+  // Slice::fp8_until of a prompt of so many tokens.
+  int32_t fp8_until(size_t prompt_tokens) const {
+    return fp8_prompts_ ? static_cast<int32_t>(prompt_tokens) : 0;
+  }
 
   // Empty; to be destroyed before the runtime.
   kv::Sequence make_sequence();
@@ -107,8 +114,10 @@ class Runtime {
   // vocabulary.
   bool spares_logits() const { return (group_ != nullptr && pipeline_ == nullptr) || remote_ != nullptr; }
   RankFront* front() const { return front_.get(); }  // of ranks that this process started; else null
-  // When those of a new group are there: they have no blocks yet. Throws RanksLost.
+  // When those of a new group are there: they load their parts, and have no blocks yet. Nobody steps until
+  // they are attached. Throw RanksLost.
   void attach_ranks();
+  bool ranks_attached();
 
   // From the next step on the CPU computes, with pools of the same size and nothing in them: every sequence
   // is to be given up and everything remembered forgotten before that step. What the lost device had is not
@@ -164,8 +173,8 @@ class Runtime {
  private:
   Runtime() = default;
   void load_tokenizer_of(const ModelConfig& config);
-  std::vector<Adapter> read_adapters(const ModelConfig& config, const EngineOptions& options);
   void open_images(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup);
+  void start_ranks(const EngineOptions& options, const RuntimeSetup& setup);
   void make_executor(const RuntimeSetup& setup);
   void make_cache(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup);
   void compute(std::span<const Slice> slices);
@@ -174,12 +183,14 @@ class Runtime {
   void add_rope_positions(const SequenceSlice& whole, std::span<const ImagePlace> images);
   void compute_inputs(std::span<const StepInput> inputs);
   void advance(std::span<const StepInput> inputs);
+  int32_t prompt_until(const StepInput& input) const;
   std::span<const float> checked_logits();
   void check_input(const StepInput& input) const;
 
   io::Checkpoint checkpoint_;                  // first: everything below points into its mapping
   std::shared_ptr<dist::Communicator> group_;  // the ranks that share the model, and this one's part; or none
   std::optional<dist::Shares> shares_;
+  std::optional<RankGroups> groups_;
   std::unique_ptr<RankFront> front_;  // the ranks that compute in this process's stead, or none
   std::unique_ptr<Backend> backend_;
   std::string device_note_;
@@ -206,9 +217,10 @@ class Runtime {
   bool images_see_both_ways_ = true;
   // Of step(), step_greedy(), generate_greedy() and prefill(), and of requests that do not say.
   int32_t own_adapter_ = -1, own_sparse_pages_ = 0;
+  bool fp8_prompts_ = false;  // EngineOptions::compute
   int32_t budget_pages_ = 0;  // of requests that want sparse attention and say no more
   // Reused by every step.
-  Buffer<int32_t> tokens_, logit_rows_, sampled_rows_, greedy_;
+  Buffer<int32_t> tokens_, logit_rows_, sampled_rows_, greedy_, named_;
   Buffer<SequenceSlice> batch_;
   std::vector<GivenRow> given_;
   std::vector<int32_t> rope_positions_;  // Batch's

@@ -5,6 +5,7 @@
 //   picker     sampler, constraint, mask, hidden, scores, picked, failure: of one step
 //   committer  tokens, blocks: what the step computed counts
 //   delivery   text, usage, times: what the client has been told
+//   recovery   losses: how often ranks that computed it were lost (rank_recovery.h)
 #pragma once
 
 #include <cstdint>
@@ -58,6 +59,8 @@ struct Sample {
   Usage usage;
   bool served = false;      // has been part of a step
   double last_token_s = 0;  // on the engine's clock
+  int32_t losses = 0;       // of ranks that computed it, one after the other without a token in between
+  int32_t lost_at = 0;      // generated() then
 
   // Every token has to be computed: what the cache remembers of it has no hidden states and no logits.
   bool needs_every_row() const {

@@ -153,24 +153,16 @@ TEST(Ahead, EveryAnswerIsWhatTheRequestGetsAlone) {
 
 // A step that is launched ahead has each row's adapter, as one that is not.
 TEST(Ahead, RowsKeepTheirAdapters) {
-  EngineOptions options;
-  options.model = kLlamaModel;
-  options.threads = 1;
-  options.context = 128;
-  options.max_running = 8;
-  options.step_tokens = 64;
-  options.kv_tokens = 2048;
+  EngineOptions options = small_options(kLlamaModel, 2048);
   options.prefix_cache = false;
   options.adapters = {"one=tests/golden/adapters/llama3/peft",
                       "two=tests/golden/adapters/llama3-patterns/peft"};
   SamplingExecutor* sampling = nullptr;
   Harness ahead(options, {}, nullptr, sampling_device(&sampling)), behind(options);
   for (const char* adapter : {"", "one", "two", "one"}) {
-    Request r;
-    for (int t = 0; t < 20; ++t) r.tokens.push_back(3 + t * 7);
-    r.max_tokens = 12;
-    r.ignore_end = true;
-    r.sampling.temperature = 0.0f;
+    std::vector<int32_t> tokens;
+    for (int t = 0; t < 20; ++t) tokens.push_back(3 + t * 7);
+    Request r = greedy_request(tokens, 12);
     r.adapter = adapter;
     ahead.submit(r);
     behind.submit(r);

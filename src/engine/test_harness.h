@@ -129,18 +129,37 @@ inline std::function<void(RuntimeSetup&)> sampling_device(SamplingExecutor** to)
   };
 }
 
-// Answers of one request that has the engine to itself: nothing remembered, nothing shared, no drafts.
-inline std::vector<Answer> run_alone(const std::string& model, const Request& request, int threads = 1,
-                                     const std::string& device = "cpu", const std::string& kv_type = "") {
+// An engine for eight small requests at once, on one thread.
+inline EngineOptions small_options(const std::string& model = kLlamaModel, int64_t kv_tokens = 1280) {
   EngineOptions options;
   options.model = model;
-  options.device = device;
-  options.kv_type = kv_type;
-  options.threads = threads;
+  options.threads = 1;
   options.context = 128;
   options.max_running = 8;
+  options.step_tokens = 64;
+  options.kv_tokens = kv_tokens;
+  return options;
+}
+
+inline Request greedy_request(std::vector<int32_t> tokens, int32_t max_tokens) {
+  Request r;
+  r.tokens = std::move(tokens);
+  r.max_tokens = max_tokens;
+  r.ignore_end = true;
+  r.sampling.temperature = 0.0f;
+  return r;
+}
+
+// Answers of one request that has the engine to itself: nothing remembered, nothing shared, no drafts.
+inline std::vector<Answer> run_alone(const std::string& model, const Request& request, int threads = 1,
+                                     const std::string& device = "cpu", const std::string& kv_type = "",
+                                     const std::string& compute = "full") {
+  EngineOptions options = small_options(model, 2048);
+  options.device = device;
+  options.compute = compute;
+  options.kv_type = kv_type;
+  options.threads = threads;
   options.step_tokens = 256;
-  options.kv_tokens = 2048;
   options.prefix_cache = false;
   Harness alone(options);
   alone.submit(request);

@@ -1,7 +1,7 @@
 #include "engine/weight_types.h"
 
 #include "engine/auto_types.h"
-#include "quant/request.h"
+#include "quant/type_request.h"
 
 namespace millrace {
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/work_budget.h"
+#include "grammar/determinize.h"
 #include "grammar/rule_nfa.h"
 
 namespace millrace::grammar {

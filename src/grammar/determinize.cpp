@@ -1,12 +1,13 @@
 // Subset construction over bytes and calls. Two calls of one rule become one call that returns to both
 // places; bytes never lead to two states. Where that would need many times the states, the rule stays as it
 // is, without its empty edges: the automaton is run with sets of states anyway.
+#include "grammar/determinize.h"
+
 #include <algorithm>
 #include <map>
 
 #include "base/error.h"
 #include "base/work_budget.h"
-#include "grammar/rule_nfa.h"
 
 namespace millrace::grammar {
 namespace {

@@ -50,7 +50,7 @@ bool matches_beginning(const Grammar& grammar, std::string_view text) {
   return read(grammar.automaton(), text).alive();
 }
 
-std::shared_ptr<const Grammar> Cache::get(Kind kind, std::string_view text) {
+std::shared_ptr<const Grammar> GrammarCache::get(Kind kind, std::string_view text) {
   Key key{kind, kind == Kind::kJsonObject ? std::string() : std::string(text)};
   {
     const std::scoped_lock lock(mutex_);
@@ -91,12 +91,12 @@ std::shared_ptr<const Grammar> Cache::get(Kind kind, std::string_view text) {
   return grammar;
 }
 
-size_t Cache::size() const {
+size_t GrammarCache::size() const {
   const std::scoped_lock lock(mutex_);
   return entries_.size();
 }
 
-size_t Cache::bytes() const {
+size_t GrammarCache::bytes() const {
   size_t total = 0;
   for (const Entry& entry : entries_) total += entry.key.second.size() + entry.grammar->bytes();
   return total;

@@ -56,11 +56,11 @@ std::unique_ptr<TokenConstraint> constrain(std::shared_ptr<const Grammar> gramma
 
 // Compiled grammars by kind and text, the least recently used dropped first. Safe from any thread; two
 // threads that ask for the same new text compile it twice and share the first.
-class Cache {
+class GrammarCache {
  public:
   enum class Kind { kJsonObject, kJsonSchema, kOpenJsonSchema, kStrictJsonSchema, kRegex, kGbnf };
   // max_bytes: of texts, tables and masks together, looked at whenever a grammar is added.
-  explicit Cache(size_t max_grammars = 256, size_t max_bytes = size_t{512} << 20)
+  explicit GrammarCache(size_t max_grammars = 256, size_t max_bytes = size_t{512} << 20)
       : max_grammars_(max_grammars), max_bytes_(max_bytes) {}
   // Throws what the compile_ functions throw; failures are not kept. The text of kJsonObject is ignored.
   std::shared_ptr<const Grammar> get(Kind kind, std::string_view text);

@@ -249,33 +249,34 @@ TEST(Schema, LargeOnesAreRefusedSoon) {
   refused_soon(many + "]}", "schemas for one value");
 }
 
-TEST(Cache, ACompilationThatIsStoppedLeavesNothing) {
-  Cache cache;
+TEST(GrammarCache, ACompilationThatIsStoppedLeavesNothing) {
+  GrammarCache cache;
   const std::string pattern = "(a|b|ab){1,400}c{1,300}";
   {
     const WorkBudget budget({.deadline = std::chrono::steady_clock::now()});
-    EXPECT_THROW(cache.get(Cache::Kind::kRegex, pattern), WorkEnded);
+    EXPECT_THROW(cache.get(GrammarCache::Kind::kRegex, pattern), WorkEnded);
   }
   EXPECT_EQ(cache.size(), 0u);
-  expect_language(cache.get(Cache::Kind::kRegex, pattern), {"abc", "aabbccc"}, {"c", "ab"});
+  expect_language(cache.get(GrammarCache::Kind::kRegex, pattern), {"abc", "aabbccc"}, {"c", "ab"});
 }
 
-TEST(Cache, KeepsWhatWasUsedLast) {
-  Cache cache(2);
-  const auto a = cache.get(Cache::Kind::kRegex, "a");
-  const auto b = cache.get(Cache::Kind::kRegex, "b");
-  EXPECT_EQ(cache.get(Cache::Kind::kRegex, "a"), a);
-  cache.get(Cache::Kind::kGbnf, "root ::= \"c\"");  // drops b
+TEST(GrammarCache, KeepsWhatWasUsedLast) {
+  GrammarCache cache(2);
+  const auto a = cache.get(GrammarCache::Kind::kRegex, "a");
+  const auto b = cache.get(GrammarCache::Kind::kRegex, "b");
+  EXPECT_EQ(cache.get(GrammarCache::Kind::kRegex, "a"), a);
+  cache.get(GrammarCache::Kind::kGbnf, "root ::= \"c\"");  // drops b
   EXPECT_EQ(cache.size(), 2u);
-  EXPECT_EQ(cache.get(Cache::Kind::kRegex, "a"), a);
-  EXPECT_NE(cache.get(Cache::Kind::kRegex, "b"), b);
-  EXPECT_EQ(cache.get(Cache::Kind::kJsonObject, "x"), cache.get(Cache::Kind::kJsonObject, "y"));
-  EXPECT_THROW(cache.get(Cache::Kind::kJsonSchema, "["), Error);
+  EXPECT_EQ(cache.get(GrammarCache::Kind::kRegex, "a"), a);
+  EXPECT_NE(cache.get(GrammarCache::Kind::kRegex, "b"), b);
+  EXPECT_EQ(cache.get(GrammarCache::Kind::kJsonObject, "x"), cache.get(GrammarCache::Kind::kJsonObject, "y"));
+  EXPECT_THROW(cache.get(GrammarCache::Kind::kJsonSchema, "["), Error);
 }
 
-TEST(Cache, IsBoundedInBytes) {
-  Cache cache(1000, 200'000);
-  for (int i = 0; i < 50; ++i) cache.get(Cache::Kind::kRegex, "[a-z]{" + std::to_string(i + 500) + "}");
+TEST(GrammarCache, IsBoundedInBytes) {
+  GrammarCache cache(1000, 200'000);
+  for (int i = 0; i < 50; ++i)
+    cache.get(GrammarCache::Kind::kRegex, "[a-z]{" + std::to_string(i + 500) + "}");
   EXPECT_LT(cache.size(), 20u);
   EXPECT_GE(cache.size(), 1u);
 }

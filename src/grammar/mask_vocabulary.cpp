@@ -28,17 +28,7 @@ uint32_t plain_characters(std::string_view text) {
 }  // namespace
 
 Vocabulary::Vocabulary(const std::vector<std::string>& bytes) : next_same_(bytes.size(), -1) {
-  first_byte_.reserve(bytes.size() + 1);
-  for (const std::string& token : bytes) {
-    if (token.size() > kMaxTokenBytes)
-      throw_error(ErrorCode::kUnsupported, "vocabulary: token {} has {} bytes, at most {} are supported",
-                  first_byte_.size(), token.size(), kMaxTokenBytes);
-    first_byte_.push_back(static_cast<uint32_t>(bytes_.size()));
-    longest_token_ = std::max(longest_token_, token.size());
-    bytes_ += token;
-  }
-  first_byte_.push_back(static_cast<uint32_t>(bytes_.size()));
-
+  keep_bytes(bytes);
   token_of_.fill(-1);
   std::vector<int32_t> order;
   std::vector<uint32_t> characters(bytes.size(), 0);
@@ -53,40 +43,59 @@ Vocabulary::Vocabulary(const std::vector<std::string>& bytes) : next_same_(bytes
     const int compared = bytes[a].compare(bytes[b]);
     return compared != 0 ? compared < 0 : a < b;
   });
-  // Both tries from the sorted list; a node's subtree ends where a token leaves its path.
-  const auto build = [&](bool with_plain, std::vector<TrieNode>& trie) {
-    trie.push_back({});
-    std::vector<uint32_t> path = {0};  // node at each depth
-    std::string_view previous;
-    for (const int32_t t : order) {
-      if (!with_plain && characters[t] != 0) continue;
-      const std::string_view text = bytes_of(t);
-      const size_t common = static_cast<size_t>(
-          std::mismatch(text.begin(), text.end(), previous.begin(), previous.end()).first - text.begin());
-      while (path.size() > common + 1) {
-        trie[path.back()].end = static_cast<uint32_t>(trie.size());
-        path.pop_back();
-      }
-      for (size_t i = common; i < text.size(); ++i) {
-        path.push_back(static_cast<uint32_t>(trie.size()));
-        trie.push_back({0, -1, static_cast<uint16_t>(i + 1), static_cast<uint8_t>(text[i]), false});
-      }
-      TrieNode& node = trie[path.back()];
-      node.has_same = node.token >= 0;
-      if (node.token < 0) {
-        node.token = t;
-      } else if (with_plain) {  // the chain of equals is the same in both tries
-        int32_t last = node.token;
-        while (next_same_[last] >= 0) last = next_same_[last];
-        next_same_[last] = t;
-      }
-      previous = text;
-    }
-    for (const uint32_t node : path) trie[node].end = static_cast<uint32_t>(trie.size());
-  };
-  build(true, all_);
-  build(false, not_plain_);
+  all_ = trie_of(order, {});
+  not_plain_ = trie_of(order, characters);
+  keep_plain(order, characters);
+}
 
+void Vocabulary::keep_bytes(const std::vector<std::string>& bytes) {
+  first_byte_.reserve(bytes.size() + 1);
+  for (const std::string& token : bytes) {
+    if (token.size() > kMaxTokenBytes)
+      throw_error(ErrorCode::kUnsupported, "vocabulary: token {} has {} bytes, at most {} are supported",
+                  first_byte_.size(), token.size(), kMaxTokenBytes);
+    first_byte_.push_back(static_cast<uint32_t>(bytes_.size()));
+    longest_token_ = std::max(longest_token_, token.size());
+    bytes_ += token;
+  }
+  first_byte_.push_back(static_cast<uint32_t>(bytes_.size()));
+}
+
+// A node's subtree ends where a token leaves its path.
+std::vector<TrieNode> Vocabulary::trie_of(std::span<const int32_t> order,
+                                          std::span<const uint32_t> characters) {
+  std::vector<TrieNode> trie(1);
+  std::vector<uint32_t> path = {0};  // node at each depth
+  std::string_view previous;
+  for (const int32_t t : order) {
+    if (!characters.empty() && characters[t] != 0) continue;
+    const std::string_view text = bytes_of(t);
+    const size_t common = static_cast<size_t>(
+        std::mismatch(text.begin(), text.end(), previous.begin(), previous.end()).first - text.begin());
+    while (path.size() > common + 1) {
+      trie[path.back()].end = static_cast<uint32_t>(trie.size());
+      path.pop_back();
+    }
+    for (size_t i = common; i < text.size(); ++i) {
+      path.push_back(static_cast<uint32_t>(trie.size()));
+      trie.push_back({0, -1, static_cast<uint16_t>(i + 1), static_cast<uint8_t>(text[i]), false});
+    }
+    TrieNode& node = trie[path.back()];
+    node.has_same = node.token >= 0;
+    if (node.token < 0) {
+      node.token = t;
+    } else if (characters.empty()) {  // the chain of equals is the same in both tries
+      int32_t last = node.token;
+      while (next_same_[last] >= 0) last = next_same_[last];
+      next_same_[last] = t;
+    }
+    previous = text;
+  }
+  for (const uint32_t node : path) trie[node].end = static_cast<uint32_t>(trie.size());
+  return trie;
+}
+
+void Vocabulary::keep_plain(std::span<const int32_t> order, std::span<const uint32_t> characters) {
   plain_masks_.assign(kKeptLengths + 2, std::vector<uint64_t>(num_words(), 0));
   for (const int32_t t : order) {
     if (characters[t] == 0) continue;

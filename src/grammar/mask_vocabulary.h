@@ -50,6 +50,13 @@ class Vocabulary {
   // Masks for so few characters are kept whole; a longer limit adds the tokens in between one by one.
   static constexpr uint32_t kKeptLengths = 16;
 
+  void keep_bytes(const std::vector<std::string>& bytes);
+  // Of the tokens of `order`, which is that of their bytes; without the plain ones, of `characters`, if these
+  // are named.
+  std::vector<TrieNode> trie_of(std::span<const int32_t> order, std::span<const uint32_t> characters);
+  // characters [tokens]: of a plain token, else 0.
+  void keep_plain(std::span<const int32_t> order, std::span<const uint32_t> characters);
+
   std::string bytes_;
   std::vector<uint32_t> first_byte_;
   std::vector<int32_t> next_same_;

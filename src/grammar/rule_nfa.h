@@ -1,5 +1,5 @@
 // From expressions to one non-deterministic automaton per rule (Thompson's construction over bytes), and from
-// there to deterministic tables. Inside compile_automaton only.
+// there (determinize.h) to deterministic tables. Inside compile_automaton only.
 #pragma once
 
 #include <cstdint>
@@ -72,18 +72,5 @@ class RuleLowering {
   Nfa* nfa_ = nullptr;
   size_t total_states_ = 0;
 };
-
-// The states of one rule, numbered from 0, which is the start. Deterministic, unless that would grow too
-// much.
-struct RuleStates {
-  struct One {
-    std::vector<ByteEdge> bytes = {};
-    std::vector<CallEdge> calls = {};
-    bool accepting = false;
-  };
-  std::vector<One> states = {};
-};
-// Throws Error{kUnsupported}, naming `what`, for nested repetitions of which each state reaches most others.
-RuleStates determinize(const Nfa& nfa, const std::string& what);
 
 }  // namespace millrace::grammar

@@ -1,5 +1,7 @@
 // What is in the cache: found by name, listed, removed. Other programs put files there too, so nothing is
 // assumed of a folder but its layout.
+#include "hub/cached_models.h"
+
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -14,9 +16,11 @@
 #include "base/error.h"
 #include "hub/file_choice.h"
 #include "hub/gguf_head.h"
-#include "hub/hub.h"
 #include "hub/model_cache.h"
+#include "hub/model_name.h"
+#include "hub/repo_file.h"
 #include "hub/safe_path.h"
+#include "hub/settings.h"
 
 namespace millrace::hub {
 namespace {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "hub/hub.h"
+#include "hub/repo_file.h"
 
 namespace millrace::hub {
 

@@ -12,6 +12,9 @@
 
 namespace millrace::hub {
 
+// Why this build cannot fetch anything; empty when it can.
+std::string why_no_network();
+
 struct HttpAnswer {
   int status = 0;                              // 0: none came
   std::map<std::string, std::string> headers;  // names in small letters

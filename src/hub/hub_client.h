@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "hub/http_client.h"
-#include "hub/hub.h"
+#include "hub/model_name.h"
+#include "hub/repo_file.h"
+#include "hub/settings.h"
 
 namespace millrace::hub {
 

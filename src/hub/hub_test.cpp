@@ -1,6 +1,9 @@
 // Names, labels, the choice of files, ranges and headers: what needs no server. tests/hub_test.py has the
 // rest.
-#include "hub/hub.h"
+#include "hub/known_models.h"
+#include "hub/model_name.h"
+#include "hub/repo_file.h"
+#include "hub/settings.h"
 
 #include <gtest/gtest.h>
 

@@ -1,12 +1,14 @@
 // Short names: a line per model, of architectures that Millrace loads. Sizes are asked from the hub, never
 // kept here. The repositories are those that publish GGUF files of the model, its maker's own where there is
 // one.
+#include "hub/known_models.h"
+
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
 #include <system_error>
 
-#include "hub/hub.h"
+#include "hub/model_name.h"
 #include "hub/quant_label.h"
 
 namespace millrace::hub {

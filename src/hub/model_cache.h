@@ -7,12 +7,14 @@
 // way.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/descriptor.h"
-#include "hub/hub.h"
+#include "hub/repo_file.h"
+#include "hub/settings.h"
 
 namespace millrace::hub {
 

@@ -1,10 +1,11 @@
 // hf:owner/name[@revision][:choice] in all the ways that people write it, checked so that no part of it can
 // lead out of the cache's folder or of the hub's API.
+#include "hub/model_name.h"
+
 #include <algorithm>
 #include <array>
 
 #include "base/error.h"
-#include "hub/hub.h"
 #include "hub/safe_path.h"
 
 namespace millrace::hub {

@@ -1,4 +1,6 @@
 // plan_pull and pull: from a name to files in the cache.
+#include "hub/puller.h"
+
 #include <fmt/core.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -10,10 +12,12 @@
 #include "base/error.h"
 #include "hub/blob_download.h"
 #include "hub/file_choice.h"
-#include "hub/hub.h"
 #include "hub/hub_client.h"
 #include "hub/model_cache.h"
+#include "hub/model_name.h"
+#include "hub/repo_file.h"
 #include "hub/safe_path.h"
+#include "hub/settings.h"
 
 namespace millrace::hub {
 namespace {

@@ -1,5 +1,7 @@
 // RemoteHead: the first megabytes of a model's files, fetched by range requests into sparse files of the
 // right size. Whatever reads the description of tensors reads it there as it would in the whole file.
+#include "hub/remote_head.h"
+
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -13,8 +15,10 @@
 #include "base/descriptor.h"
 #include "base/error.h"
 #include "hub/gguf_head.h"
-#include "hub/hub.h"
 #include "hub/hub_client.h"
+#include "hub/puller.h"
+#include "hub/repo_file.h"
+#include "hub/settings.h"
 
 namespace millrace::hub {
 namespace {

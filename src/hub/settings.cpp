@@ -1,4 +1,6 @@
 // The environment variables of Hugging Face's own tools, with their rules.
+#include "hub/settings.h"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
-#include "hub/hub.h"
 
 namespace millrace::hub {
 namespace {

@@ -9,12 +9,27 @@
 namespace millrace::image {
 namespace {
 
-// The orientation that a JPEG file's EXIF segment tells, 1 to 8; 1 where it tells none.
+constexpr std::string_view kPng("\x89PNG\r\n\x1a\n", 8), kJpeg("\xff\xd8\xff", 3);
+
+// The orientation that the EXIF data of a file tells, 1 to 8; 1 where it tells none.
 class Exif {
  public:
   explicit Exif(std::string_view file) : file_(file) {}
 
-  int orientation() const {
+  int orientation() const { return file_.starts_with(kPng) ? of_png() : of_jpeg(); }
+
+ private:
+  int of_png() const {
+    size_t at = kPng.size();  // chunks: length of the data, kind, data, checksum
+    while (at + 12 <= file_.size()) {
+      const size_t length = number(at, 4, false), left = file_.size() - at - 12;
+      if (length > left) break;
+      if (file_.substr(at + 4, 4) == "eXIf") return Exif(file_.substr(at + 8, length)).tiff();
+      at += 12 + length;
+    }
+    return 1;
+  }
+  int of_jpeg() const {
     constexpr std::string_view kExif("Exif\0\0", 6);
     size_t at = 2;  // segments: FF, kind, length of two bytes with itself
     while (at + 4 <= file_.size() && byte(at) == 0xff) {
@@ -26,8 +41,6 @@ class Exif {
     }
     return 1;
   }
-
- private:
   uint32_t byte(size_t at) const { return static_cast<unsigned char>(file_[at]); }
   uint32_t number(size_t at, size_t bytes, bool little) const {
     if (at > file_.size() || file_.size() - at < bytes) return 0;
@@ -116,10 +129,9 @@ void check_size(std::string_view kind, int64_t width, int64_t height) {
 }
 
 Picture decode(std::string_view file) {
-  constexpr std::string_view kPng("\x89PNG\r\n\x1a\n", 8), kJpeg("\xff\xd8\xff", 3);
-  if (file.starts_with(kPng)) return decode_png(file);
-  if (file.starts_with(kJpeg)) return turned(decode_jpeg(file), Exif(file).orientation());
-  throw_error(ErrorCode::kBadInput, "image: found neither a PNG nor a JPEG file, expected one of them");
+  if (!file.starts_with(kPng) && !file.starts_with(kJpeg))
+    throw_error(ErrorCode::kBadInput, "image: found neither a PNG nor a JPEG file, expected one of them");
+  return turned(file.starts_with(kPng) ? decode_png(file) : decode_jpeg(file), Exif(file).orientation());
 }
 
 Picture resize(const Picture& from, int32_t width, int32_t height, Filter filter) {

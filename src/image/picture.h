@@ -19,9 +19,9 @@ struct Picture {
 inline constexpr int32_t kMaxSide = 16384;
 inline constexpr int64_t kMaxPixels = 40'000'000;
 
-// A PNG or JPEG file; what is transparent keeps its colour, and a photograph that says how it was held is
-// turned. Throws Error{kBadInput} for another kind of file, a damaged or a too large one, Error{kUnsupported}
-// in a build without the libraries.
+// A PNG or JPEG file; what is transparent keeps its colour, of an animation the first picture is taken, and
+// one that says how it was held is turned. Throws Error{kBadInput} for another kind of file, a damaged or a
+// too large one, Error{kUnsupported} in a build without the libraries.
 Picture decode(std::string_view file);
 
 // Throws Error{kBadInput} for a size that is not decoded.

@@ -53,7 +53,24 @@ void print_object(std::string& out, const Value& value) {
   }
 }
 
-// repr(). Namespaces are the only values that can hold themselves: their own printing is cut at a depth.
+// The only values that can hold themselves: their own printing is cut at a depth.
+void print_namespace(std::string& out, const Value& value) {
+  thread_local int nesting = 0;
+  struct Level {
+    Level() {
+      if (++nesting > 20) {
+        --nesting;
+        fail("a namespace that holds itself cannot be printed");
+      }
+    }
+    ~Level() { --nesting; }
+  } level;
+  out += "<Namespace ";
+  print_pairs(out, value.as_namespace().attributes, [&](const std::string& key) { out += repr_string(key); });
+  out += '>';
+}
+
+// repr()
 void print(std::string& out, const Value& value) {
   Budget::spend(1);
   if (out.size() > Budget::kMaxText) Budget::check_text(out.size());
@@ -101,23 +118,9 @@ void print(std::string& out, const Value& value) {
     case Kind::kDict:
       print_pairs(out, value.dict().entries, [&](const Value& key) { print(out, key); });
       break;
-    case Kind::kNamespace: {
-      thread_local int nesting = 0;
-      struct Level {
-        Level() {
-          if (++nesting > 20) {
-            --nesting;
-            fail("a namespace that holds itself cannot be printed");
-          }
-        }
-        ~Level() { --nesting; }
-      } level;
-      out += "<Namespace ";
-      print_pairs(out, value.as_namespace().attributes,
-                  [&](const std::string& key) { out += repr_string(key); });
-      out += '>';
+    case Kind::kNamespace:
+      print_namespace(out, value);
       break;
-    }
     default:
       print_object(out, value);
   }

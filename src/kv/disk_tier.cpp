@@ -194,31 +194,31 @@ DiskTier::Done DiskTier::run(const Job& job) {
 // The bytes to store: compressed, or empty when they are stored as they are.
 std::vector<std::byte> DiskTier::payload_of(const Job& job, size_t& element_bytes) {
   element_bytes = 0;
-  std::vector<std::byte> packed;
-  if (options_.compression == Compression::kOff || !can_compress()) return packed;
+  std::vector<std::byte> compressed;
+  if (options_.compression == Compression::kOff || !can_compress()) return compressed;
   const uint64_t place = blocks_written_++ % kSampleEvery;
   const bool sampling = options_.compression == Compression::kAutomatic && place < kSampleBlocks;
-  if (!sampling && options_.compression == Compression::kAutomatic && !pays()) return packed;
+  if (!sampling && options_.compression == Compression::kAutomatic && !pays()) return compressed;
 
   Bytes planes(job.bytes->span().size());
   split_planes(job.bytes->span(), options_.element_bytes, planes.span());
-  compress(planes.span(), packed);
+  compress(planes.span(), compressed);
   if (sampling) {
     if (place == 0) sample_raw_ = sample_stored_ = 0;
-    sample(planes.span(), packed);
+    sample(planes.span(), compressed);
   }
-  if (packed.size() >= job.bytes->span().size()) packed.clear();
-  if (!packed.empty()) element_bytes = options_.element_bytes;
-  return packed;
+  if (compressed.size() >= job.bytes->span().size()) compressed.clear();
+  if (!compressed.empty()) element_bytes = options_.element_bytes;
+  return compressed;
 }
 
-void DiskTier::sample(std::span<const std::byte> raw, std::span<const std::byte> packed) {
-  Bytes unpacked(raw.size());
+void DiskTier::sample(std::span<const std::byte> raw, std::span<const std::byte> compressed) {
+  Bytes decompressed(raw.size());
   const auto start = Clock::now();
-  decompress(packed, unpacked.span());
+  decompress(compressed, decompressed.span());
   unpack_rate_ = rate(unpack_rate_, raw.size(), Clock::now() - start);
   sample_raw_ += raw.size();
-  sample_stored_ += packed.size();
+  sample_stored_ += compressed.size();
   saved_ratio_ = static_cast<double>(sample_stored_) / static_cast<double>(sample_raw_);
 }
 
@@ -232,8 +232,8 @@ bool DiskTier::pays() const {
 int DiskTier::write_block(const Job& job, Done& done) {
   const auto start = Clock::now();
   size_t element_bytes = 0;
-  const std::vector<std::byte> packed = payload_of(job, element_bytes);
-  const std::span<const std::byte> payload = packed.empty() ? job.bytes->span() : std::span(packed);
+  const std::vector<std::byte> compressed = payload_of(job, element_bytes);
+  const std::span<const std::byte> payload = compressed.empty() ? job.bytes->span() : std::span(compressed);
   const auto header = encode_header(job.label, element_bytes, payload);
   const std::string temporary = path(fmt::format("{}{}-{}", kTemporaryPrefix, ::getpid(), temporary_++));
   const std::span<const std::byte> parts[] = {header, payload};
@@ -249,7 +249,7 @@ int DiskTier::write_block(const Job& job, Done& done) {
   rates_.write = rate(rates_.write, job.bytes->span().size(), Clock::now() - start);
   rates_.raw_bytes += job.bytes->span().size();
   rates_.stored_bytes += payload.size();
-  rates_.compressing = !packed.empty();
+  rates_.compressing = !compressed.empty();
   return 0;
 }
 

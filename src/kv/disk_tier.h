@@ -97,7 +97,7 @@ class DiskTier {
   int write_block(const Job& job, Done& done);
   int read_block(const Job& job, Done& done);
   std::vector<std::byte> payload_of(const Job& job, size_t& element_bytes);
-  void sample(std::span<const std::byte> raw, std::span<const std::byte> packed);
+  void sample(std::span<const std::byte> raw, std::span<const std::byte> compressed);
   bool pays() const;
   void turn_off(const char* doing, int reason) noexcept;
   void drop(const std::string& name, const std::string& fault);

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "io/hf_directory.h"
 #include "model/architecture.h"
+#include "model/weight_source.h"
 
 namespace millrace {
 namespace {
@@ -56,7 +57,9 @@ ModelConfig::Sampling read_sampling(const io::Checkpoint& checkpoint) {
 // Rows of the embedding: what the files really hold, whatever vocab_size says.
 int32_t read_vocab(const ConfigReader& reader, const Architecture& architecture) {
   const HfNames hf = architecture.hf_names();
-  const std::string name(reader.is_gguf() ? "token_embd.weight" : hf.embedding);
+  const std::string name(reader.is_gguf()                            ? "token_embd.weight"
+                         : has_output_alone(reader.checkpoint(), hf) ? hf.output
+                                                                     : hf.embedding);
   const TensorView* view = reader.checkpoint().find_tensor(name);
   if (view == nullptr && !reader.is_gguf())
     view = reader.checkpoint().find_tensor(std::string(hf.prefix) + name);
@@ -121,6 +124,59 @@ int32_t states_apart_of(const ExecutorSpec& spec) {
   return static_cast<int32_t>(std::clamp(steps * kNearest, kNearest, kFarthest));
 }
 
+using Heads = ModelConfig::HeadShape;
+
+// The next layer of the group of such layers, which is added where there is none yet.
+ExecutorSpec::LayerPlace add_to_group(ExecutorSpec& spec, int32_t window, bool state, Heads heads = {}) {
+  auto group = std::find_if(spec.kv_groups.begin(), spec.kv_groups.end(), [&](const KvGroupSpec& g) {
+    return g.window == window && g.state == state && g.kv_heads == heads.kv_heads &&
+           g.head_dim == heads.head_dim;
+  });
+  if (group == spec.kv_groups.end()) {
+    MILLRACE_CHECK(spec.kv_groups.size() < kMaxKvGroups);  // read_hf_layer_types gives one window per model
+    group = spec.kv_groups.insert(group, {.window = window,
+                                          .num_layers = 0,
+                                          .num_blocks = 0,
+                                          .state = state,
+                                          .kv_heads = heads.kv_heads,
+                                          .head_dim = heads.head_dim});
+  }
+  return {static_cast<int32_t>(group - spec.kv_groups.begin()), group->num_layers++};
+}
+
+// Where each layer keeps its keys and values, or its state.
+void place_layers(const ModelConfig& config, ExecutorSpec& spec) {
+  for (int l = 0; l < config.layers; ++l) {
+    if (!config.keeps(l)) {
+      spec.layers.push_back({-1, 0});
+    } else if (config.has_state(l) && !config.state_beside) {
+      spec.layers.push_back(add_to_group(spec, kStateWindow, true));
+    } else if (!config.has_keys(l)) {
+      spec.layers.push_back(spec.layers[static_cast<size_t>(config.kv_source[static_cast<size_t>(l)])]);
+    } else {
+      const Heads heads = config.layer_heads.empty() ? Heads{} : config.heads_of(l);
+      spec.layers.push_back(add_to_group(spec, config.layer_windows[static_cast<size_t>(l)], false, heads));
+    }
+    if (config.state_beside) spec.beside.push_back(add_to_group(spec, kStateWindow, true));
+  }
+}
+
+// Blocks of one sequence. A window group holds its window, a partial block at either end, and the step being
+// written.
+int64_t blocks_of_sequence(const KvGroupSpec& group, const ExecutorLimits& limits) {
+  int64_t tokens = limits.max_context;
+  if (group.window > 0) {
+    tokens =
+        std::min<int64_t>(tokens, static_cast<int64_t>(group.window) + limits.max_tokens + 2 * kBlockTokens);
+  }
+  const int64_t blocks = blocks_for(tokens);
+  if (group.state) {
+    return std::min<int64_t>(blocks, state_blocks_of_step(limits.max_tokens, group.states_apart));
+  }
+  if (group.window > 0) return blocks;  // of a window everybody keeps all
+  return int64_t{blocks_on_shelf(static_cast<int32_t>(blocks), 0, group.shelves)} * group.shelves;
+}
+
 }  // namespace
 
 ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits& limits) {
@@ -145,54 +201,12 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
   spec.expert_norms = config.expert_norms;
   spec.page_summaries = limits.page_summaries;
   if (!config.state_layers.empty()) spec.state = config.state;
-  using Heads = ModelConfig::HeadShape;
-  const auto place = [&](int32_t window, bool state, Heads heads = {}) -> ExecutorSpec::LayerPlace {
-    auto group = std::find_if(spec.kv_groups.begin(), spec.kv_groups.end(), [&](const KvGroupSpec& g) {
-      return g.window == window && g.state == state && g.kv_heads == heads.kv_heads &&
-             g.head_dim == heads.head_dim;
-    });
-    if (group == spec.kv_groups.end()) {
-      MILLRACE_CHECK(spec.kv_groups.size() < kMaxKvGroups);  // read_hf_layer_types gives one window per model
-      group = spec.kv_groups.insert(group, {.window = window,
-                                            .num_layers = 0,
-                                            .num_blocks = 0,
-                                            .state = state,
-                                            .kv_heads = heads.kv_heads,
-                                            .head_dim = heads.head_dim});
-    }
-    return {static_cast<int32_t>(group - spec.kv_groups.begin()), group->num_layers++};
-  };
-  for (int l = 0; l < config.layers; ++l) {
-    if (!config.keeps(l)) {
-      spec.layers.push_back({-1, 0});
-    } else if (config.has_state(l) && !config.state_beside) {
-      spec.layers.push_back(place(kStateWindow, true));
-    } else if (!config.has_keys(l)) {
-      spec.layers.push_back(spec.layers[static_cast<size_t>(config.kv_source[static_cast<size_t>(l)])]);
-    } else {
-      const Heads heads = config.layer_heads.empty() ? Heads{} : config.heads_of(l);
-      spec.layers.push_back(place(config.layer_windows[static_cast<size_t>(l)], false, heads));
-    }
-    if (config.state_beside) spec.beside.push_back(place(kStateWindow, true));
-  }
+  place_layers(config, spec);
   const int32_t apart = limits.states_apart > 0 ? limits.states_apart : states_apart_of(spec);
   for (KvGroupSpec& group : spec.kv_groups) {
-    // A window group holds its window, a partial block at either end, and the step being written.
-    int64_t tokens = limits.max_context;
-    if (group.window > 0) {
-      tokens = std::min<int64_t>(tokens,
-                                 static_cast<int64_t>(group.window) + limits.max_tokens + 2 * kBlockTokens);
-    }
-    int64_t each = blocks_for(tokens);
-    if (group.state) {
-      group.states_apart = apart;
-      each = std::min<int64_t>(each, state_blocks_of_step(limits.max_tokens, apart));
-    }
-    if (group.window == 0 && !group.state) {  // of a window everybody keeps all
-      group.shelves = limits.context_ranks;
-      each = int64_t{blocks_on_shelf(static_cast<int32_t>(each), 0, group.shelves)} * group.shelves;
-    }
-    const int64_t blocks = each * limits.sequences;
+    if (group.state) group.states_apart = apart;
+    if (group.window == 0 && !group.state) group.shelves = limits.context_ranks;
+    const int64_t blocks = blocks_of_sequence(group, limits) * limits.sequences;
     if (blocks > INT32_MAX) {
       throw_error(ErrorCode::kNoMemory,
                   "context: found {} tokens for {} sequences, expected at most {} blocks of {}",

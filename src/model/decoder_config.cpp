@@ -1,17 +1,37 @@
 #include "model/decoder_config.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "io/hf_directory.h"
 
 namespace millrace {
 
-void read_sizes(const ConfigReader& reader, ModelConfig& config) {
+void read_outer_sizes(const ConfigReader& reader, ModelConfig& config) {
   // Ranges are what int32 sizes can multiply to without overflow, far above any published model.
   config.hidden = reader.integer("embedding_length", "hidden_size", 1, 1 << 17);
   config.layers = reader.integer("block_count", "num_hidden_layers", 1, 1024);
   config.heads = reader.integer("attention.head_count", "num_attention_heads", 1, 1024);
+  config.context_length = reader.integer("context_length", "max_position_embeddings", 1, 1 << 28);
+  config.layer_windows.assign(static_cast<size_t>(config.layers), 0);
+}
+
+void check_heads(const ConfigReader& reader, const ModelConfig& config) {
+  if (config.heads % config.kv_heads == 0) return;
+  reader.fail("attention heads", fmt::format("{}", config.heads),
+              fmt::format("a multiple of {} key/value heads", config.kv_heads));
+}
+
+void read_norm_eps(const ConfigReader& reader, ModelConfig& config, std::string_view hf, double usual) {
+  config.norm_eps = static_cast<float>(reader.real_or("attention.layer_norm_rms_epsilon", hf, usual));
+  if (config.norm_eps > 0) return;
+  reader.fail(hf == "rms_norm_eps" ? "rms norm epsilon" : "norm epsilon", fmt::format("{}", config.norm_eps),
+              "above 0");
+}
+
+void read_sizes(const ConfigReader& reader, ModelConfig& config) {
+  read_outer_sizes(reader, config);
   config.kv_heads =
       reader.integer_or("attention.head_count_kv", "num_key_value_heads", 1, 1024, config.heads);
   config.head_dim =
@@ -21,19 +41,12 @@ void read_sizes(const ConfigReader& reader, ModelConfig& config) {
     reader.fail("attention.value_length", fmt::format("{}", value_dim),
                 fmt::format("key_length, {}", config.head_dim));
   }
-  if (config.heads % config.kv_heads != 0) {
-    reader.fail("attention heads", fmt::format("{}", config.heads),
-                fmt::format("a multiple of {} key/value heads", config.kv_heads));
-  }
-  config.context_length = reader.integer("context_length", "max_position_embeddings", 1, 1 << 28);
-  config.layer_windows.assign(config.layers, 0);
+  check_heads(reader, config);
 }
 
 void read_decoder(const ConfigReader& reader, ModelConfig& config) {
   read_sizes(reader, config);
-  config.norm_eps =
-      static_cast<float>(reader.real_or("attention.layer_norm_rms_epsilon", "rms_norm_eps", 1e-5));
-  if (!(config.norm_eps > 0)) reader.fail("rms norm epsilon", fmt::format("{}", config.norm_eps), "above 0");
+  read_norm_eps(reader, config, "rms_norm_eps");
   if (config.ffn_activation == Activation::kSilu) expect_silu(reader);
 }
 
@@ -47,14 +60,21 @@ void expect_silu(const ConfigReader& reader) {
 
 namespace {
 
-// config.json's layer_types; false when it has none.
-bool read_layer_types(const ConfigReader& reader, ModelConfig& config, int32_t window) {
+// config.json's layer_types, one for each layer; null when it has none.
+const nlohmann::json* find_layer_types(const ConfigReader& reader, const ModelConfig& config) {
   const auto types = reader.hf().find("layer_types");
-  if (types == reader.hf().end() || !types->is_array()) return false;
-  if (types->size() != static_cast<size_t>(config.layers)) {
-    reader.fail("config.json: layer_types", fmt::format("{} entries", types->size()),
+  if (types == reader.hf().end() || types->is_null()) return nullptr;
+  if (!types->is_array() || types->size() != static_cast<size_t>(config.layers))
+    reader.fail("config.json: layer_types",
+                types->is_array() ? fmt::format("{} entries", types->size()) : "no list",
                 fmt::format("{}", config.layers));
-  }
+  return &*types;
+}
+
+// False when config.json has no layer_types.
+bool read_layer_types(const ConfigReader& reader, ModelConfig& config, int32_t window) {
+  const nlohmann::json* types = find_layer_types(reader, config);
+  if (types == nullptr) return false;
   for (int32_t l = 0; l < config.layers; ++l) {
     const nlohmann::json& type = (*types)[l];
     if (type == "sliding_attention") {
@@ -70,6 +90,25 @@ bool read_layer_types(const ConfigReader& reader, ModelConfig& config, int32_t w
 }
 
 }  // namespace
+
+bool read_hf_state_layers(const ConfigReader& reader, ModelConfig& config,
+                          std::initializer_list<std::string_view> states,
+                          std::initializer_list<std::string_view> attending, std::string_view expected) {
+  config.state_layers.assign(static_cast<size_t>(config.layers), false);
+  const nlohmann::json* types = find_layer_types(reader, config);
+  if (types == nullptr) return false;
+  const auto is_of = [](const nlohmann::json& type, std::initializer_list<std::string_view> kinds) {
+    return std::any_of(kinds.begin(), kinds.end(), [&](std::string_view kind) { return type == kind; });
+  };
+  for (int32_t l = 0; l < config.layers; ++l) {
+    const nlohmann::json& type = (*types)[static_cast<size_t>(l)];
+    const bool state = is_of(type, states);
+    if (!state && !is_of(type, attending))
+      reader.fail(fmt::format("config.json: layer_types[{}]", l), type.dump(), std::string(expected));
+    config.state_layers[static_cast<size_t>(l)] = state;
+  }
+  return true;
+}
 
 void read_gguf_windows(const ConfigReader& reader, ModelConfig& config, const SlidingRule& slides) {
   const int32_t window = reader.integer_or("attention.sliding_window", "", 0, 1 << 28, 0);
@@ -148,10 +187,32 @@ void read_qwen_expert_layers(const ConfigReader& reader, ModelConfig& config) {
   if (any) config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
 }
 
-void read_deepseek_experts(const ConfigReader& reader, ModelConfig& config, bool softmax) {
-  config.experts = reader.integer("expert_count", "n_routed_experts", 1, 4096);
+void read_expert_sizes(const ConfigReader& reader, ModelConfig& config, std::string_view hf_count,
+                       std::string_view hf_size) {
+  config.experts = reader.integer("expert_count", hf_count, 1, 4096);
   config.experts_per_token = reader.integer("expert_used_count", "num_experts_per_tok", 1, config.experts);
-  config.expert_ffn = reader.integer("expert_feed_forward_length", "moe_intermediate_size", 1, 1 << 20);
+  config.expert_ffn = reader.integer("expert_feed_forward_length", hf_size, 1, 1 << 20);
+}
+
+void read_sigmoid_weighting(const ConfigReader& reader, ModelConfig& config) {
+  config.expert_weighting = reader.flag_or("expert_weights_norm", "norm_topk_prob", true)
+                                ? Route::Weighting::kSigmoidRenormalized
+                                : Route::Weighting::kSigmoid;
+}
+
+void read_expert_scale(const ConfigReader& reader, ModelConfig& config) {
+  config.expert_scale =
+      static_cast<float>(reader.real_or("expert_weights_scale", "routed_scaling_factor", 1.0));
+}
+
+void read_expert_groups(const ConfigReader& reader, ModelConfig& config) {
+  config.expert_groups = reader.integer_or("expert_group_count", "n_group", 1, config.experts, 1);
+  config.expert_groups_chosen =
+      reader.integer_or("expert_group_used_count", "topk_group", 1, config.expert_groups, 1);
+}
+
+void read_deepseek_experts(const ConfigReader& reader, ModelConfig& config, bool softmax) {
+  read_expert_sizes(reader, config, "n_routed_experts");
   config.shared_ffn =
       reader.integer_or("expert_shared_count", "n_shared_experts", 1, 64, 1) * config.expert_ffn;
   constexpr int32_t kSoftmax = 1, kSigmoid = 2;
@@ -162,19 +223,14 @@ void read_deepseek_experts(const ConfigReader& reader, ModelConfig& config, bool
                 reader.checkpoint().path(), gating, softmax ? "1 (softmax) or " : "", kSigmoid);
   }
   if (gating == kSigmoid) {
-    config.expert_weighting = reader.flag_or("expert_weights_norm", "norm_topk_prob", true)
-                                  ? Route::Weighting::kSigmoidRenormalized
-                                  : Route::Weighting::kSigmoid;
+    read_sigmoid_weighting(reader, config);
   } else {
     config.expert_weighting = reader.flag_or("expert_weights_norm", "", false)
                                   ? Route::Weighting::kSoftmaxAllRenormalized
                                   : Route::Weighting::kSoftmaxAll;
   }
-  config.expert_scale =
-      static_cast<float>(reader.real_or("expert_weights_scale", "routed_scaling_factor", 1.0));
-  config.expert_groups = reader.integer_or("expert_group_count", "n_group", 1, config.experts, 1);
-  config.expert_groups_chosen =
-      reader.integer_or("expert_group_used_count", "topk_group", 1, config.expert_groups, 1);
+  read_expert_scale(reader, config);
+  read_expert_groups(reader, config);
   const int32_t per_group = config.experts / config.expert_groups;
   if (config.experts % config.expert_groups != 0 || (config.expert_groups > 1 && per_group < 2) ||
       config.experts_per_token > per_group * config.expert_groups_chosen) {
@@ -224,5 +280,18 @@ void write_sizes(GgufKeys& keys, int64_t feed_forward, bool kv_heads) {
 }
 
 void write_norm(GgufKeys& keys) { keys.real("attention.layer_norm_rms_epsilon", keys.config().norm_eps); }
+
+void read_multipliers(const ConfigReader& reader, ModelConfig& config) {
+  const auto multiplier = [&](const char* gguf, const char* hf, double usual) {
+    const double value = reader.real_or(gguf, hf, usual);
+    if (!(value > 0)) reader.fail(hf, fmt::format("{}", value), "above 0");
+    return value;
+  };
+  config.embedding_scale = static_cast<float>(multiplier("embedding_scale", "embedding_multiplier", 1.0));
+  config.residual_scale = static_cast<float>(multiplier("residual_scale", "residual_multiplier", 1.0));
+  config.logit_scale = static_cast<float>(1.0 / multiplier("logit_scale", "logits_scaling", 1.0));
+  const double usual = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  config.attention_scale = static_cast<float>(multiplier("attention.scale", "attention_multiplier", usual));
+}
 
 }  // namespace millrace

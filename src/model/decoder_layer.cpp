@@ -78,4 +78,10 @@ Experts experts_of(const LayerWeights& w, const ModelConfig& config) {
                      .mix = {w.shared_mix.get()}}};
 }
 
+void feed_forward_or_experts(Executor& x, const LayerWeights& w, const ModelConfig& config, int layer) {
+  if (config.is_dense(layer)) return x.ffn_add(ffn_of(w, config));
+  x.route(route_of(w, config));
+  x.experts_add(experts_of(w, config));
+}
+
 }  // namespace millrace

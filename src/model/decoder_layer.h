@@ -17,4 +17,8 @@ Ffn ffn_of(const LayerWeights& w, const ModelConfig& config);
 Route route_of(const LayerWeights& w, const ModelConfig& config);
 Experts experts_of(const LayerWeights& w, const ModelConfig& config);
 
+// What stands behind attention: routed experts, or in a dense layer (ModelConfig::dense_layers) a gated
+// feed-forward layer.
+void feed_forward_or_experts(Executor& x, const LayerWeights& w, const ModelConfig& config, int layer);
+
 }  // namespace millrace

@@ -122,6 +122,16 @@ void add_shared_expert(std::vector<WeightSpec>& to, const ModelConfig& c, const 
   to.push_back(matrix_weight("ffn_down_shexp.weight", names.down, c.hidden, c.shared_ffn, &W::shared_down));
 }
 
+void add_mixed_shared_expert(std::vector<WeightSpec>& to, const ModelConfig& config) {
+  add_shared_expert(to, config,
+                    {.gate = "mlp.shared_expert.gate_proj.weight",
+                     .up = "mlp.shared_expert.up_proj.weight",
+                     .down = "mlp.shared_expert.down_proj.weight"});
+  // GGUF files hold it as [hidden].
+  to.push_back(matrix_weight("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", 1, config.hidden,
+                             &LayerWeights::shared_mix));
+}
+
 WeightSpec choice_bias_weight(const ModelConfig& c) {
   return bias_weight("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", {c.experts},
                      &LayerWeights::choice_bias, Presence::kRequired);

@@ -48,6 +48,8 @@ ExpertWeights usual_experts(const ModelConfig& config);
 void add_experts(std::vector<WeightSpec>& to, const ModelConfig& config, const ExpertWeights& weights);
 // Gate, up and down of the shared expert.
 void add_shared_expert(std::vector<WeightSpec>& to, const ModelConfig& config, const FeedForwardNames& names);
+// Qwen's, whose part a sigmoid of its own decides.
+void add_mixed_shared_expert(std::vector<WeightSpec>& to, const ModelConfig& config);
 // What is added to a score where experts are chosen.
 WeightSpec choice_bias_weight(const ModelConfig& config);
 

@@ -17,23 +17,12 @@ using S = StateLayerWeights;
 // config.json's layer_types, or all but every n-th.
 void read_state_layers(const ConfigReader& reader, ModelConfig& config) {
   const int32_t every = reader.integer_or("full_attention_interval", "full_attention_interval", 1, 1024, 4);
+  if (!reader.is_gguf() && read_hf_state_layers(reader, config, {"linear_attention"}, {"full_attention"},
+                                                "linear_attention or full_attention"))
+    return;
   config.state_layers.assign(static_cast<size_t>(config.layers), false);
   for (int32_t l = 0; l < config.layers; ++l)
     config.state_layers[static_cast<size_t>(l)] = (l + 1) % every != 0;
-  if (reader.is_gguf()) return;
-  const auto types = reader.hf().find("layer_types");
-  if (types == reader.hf().end() || types->is_null()) return;
-  if (!types->is_array() || types->size() != static_cast<size_t>(config.layers))
-    reader.fail("config.json: layer_types",
-                types->is_array() ? fmt::format("{} entries", types->size()) : "no list",
-                fmt::format("{}", config.layers));
-  for (int32_t l = 0; l < config.layers; ++l) {
-    const nlohmann::json& type = (*types)[static_cast<size_t>(l)];
-    if (type != "linear_attention" && type != "full_attention")
-      reader.fail(fmt::format("config.json: layer_types[{}]", l), type.dump(),
-                  "linear_attention or full_attention");
-    config.state_layers[static_cast<size_t>(l)] = type == "linear_attention";
-  }
 }
 
 void read_state_shape(const ConfigReader& reader, StateShape& s) {
@@ -181,9 +170,7 @@ void GatedDeltaDecoder::read_config(const ConfigReader& reader, ModelConfig& con
   if (reader.flag_or("", "attention_bias", false))
     reader.fail("config.json: attention_bias", "true", "false");
   if (has_experts()) {
-    config.experts = reader.integer("expert_count", "num_experts", 1, 4096);
-    config.experts_per_token = reader.integer("expert_used_count", "num_experts_per_tok", 1, config.experts);
-    config.expert_ffn = reader.integer("expert_feed_forward_length", "moe_intermediate_size", 1, 1 << 20);
+    read_expert_sizes(reader, config, "num_experts");
     config.shared_ffn =
         reader.integer("expert_shared_feed_forward_length", "shared_expert_intermediate_size", 1, 1 << 20);
     config.expert_weighting = reader.flag_or("expert_weights_norm", "norm_topk_prob", true)
@@ -251,12 +238,7 @@ std::vector<WeightSpec> GatedDeltaDecoder::layer_weights(const ModelConfig& conf
     return weights;
   }
   add_experts(weights, config, usual_experts(config));
-  add_shared_expert(weights, config,
-                    {.gate = "mlp.shared_expert.gate_proj.weight",
-                     .up = "mlp.shared_expert.up_proj.weight",
-                     .down = "mlp.shared_expert.down_proj.weight"});
-  weights.push_back(matrix_weight("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", 1,
-                                  config.hidden, &LayerWeights::shared_mix));
+  add_mixed_shared_expert(weights, config);
   return weights;
 }
 
@@ -287,9 +269,8 @@ void GatedDeltaDecoder::layer(Executor& x, const LayerWeights& w, const ModelCon
     x.attend(attend);
     x.project_add(project_of(w, config));
   }
-  if (!has_experts() || config.is_dense(index)) return x.ffn_add(ffn_of(w, config));
-  x.route(route_of(w, config));
-  x.experts_add(experts_of(w, config));
+  if (!has_experts()) return x.ffn_add(ffn_of(w, config));
+  feed_forward_or_experts(x, w, config, index);
 }
 
 SyntheticTokenizer GatedDeltaDecoder::synthetic_tokenizer(int32_t vocab) const {

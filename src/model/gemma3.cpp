@@ -27,16 +27,18 @@ class Gemma3 final : public Gemma {
     config.erase("rope_parameters");
     // Its class reads both for each kind of layer, where they are not looked for.
     config.erase("original_max_position_embeddings");
-    if (config.contains("rope_scaling") && config["rope_scaling"].is_object())
-      config["rope_scaling"].erase("truncate");
-    if (!both.is_object()) return;
     const auto part = [&](const char* kind) {
-      const auto it = both.find(kind);
-      return it == both.end() || !it->is_object() ? nlohmann::json::object() : *it;
+      const auto it = both.is_object() ? both.find(kind) : both.end();
+      return !both.is_object() || it == both.end() || !it->is_object() ? nlohmann::json::object() : *it;
     };
-    nlohmann::json full = part("full_attention");
+    // Older files' rope_scaling goes on top of the newer keys, or of no scaling at all: an older `type` alone
+    // scales nothing. YaRN's `truncate` is looked for beside the two kinds of layers.
+    nlohmann::json full =
+        both.is_object() ? part("full_attention") : nlohmann::json{{"rope_type", "default"}};
     const auto scaling = config.find("rope_scaling");
     if (scaling != config.end() && scaling->is_object()) full.update(*scaling);
+    full.erase("truncate");
+    if (both.is_object() && both.contains("truncate")) full["truncate"] = both["truncate"];
     if (!full.empty()) config["rope_scaling"] = full;
     const nlohmann::json windowed = part("sliding_attention");
     if (windowed.contains("rope_theta")) config["rope_local_base_freq"] = windowed["rope_theta"];

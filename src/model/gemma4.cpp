@@ -45,13 +45,8 @@ class Gemma4 final : public Architecture {
 
   void read_config(const ConfigReader& reader, ModelConfig& c) const override {
     c.ffn_activation = c.expert_activation = Activation::kGeluTanh;
-    c.hidden = reader.integer("embedding_length", "hidden_size", 1, 1 << 17);
-    c.layers = reader.integer("block_count", "num_hidden_layers", 1, 1024);
-    c.heads = reader.integer("attention.head_count", "num_attention_heads", 1, 1024);
-    c.context_length = reader.integer("context_length", "max_position_embeddings", 1, 1 << 28);
-    c.norm_eps = static_cast<float>(reader.real_or("attention.layer_norm_rms_epsilon", "rms_norm_eps", 1e-6));
-    if (!(c.norm_eps > 0)) reader.fail("rms norm epsilon", fmt::format("{}", c.norm_eps), "above 0");
-    c.layer_windows.assign(static_cast<size_t>(c.layers), 0);
+    read_outer_sizes(reader, c);
+    read_norm_eps(reader, c, "rms_norm_eps", 1e-6);
     c.embedding_scale = std::sqrt(static_cast<float>(c.hidden));
     c.attention_scale = 1.0f;
     c.logit_softcap =

@@ -2,16 +2,14 @@
 // beside a shared one; the first layers are dense. The layer that drafts a second token is not read.
 // Zhipu AI 2025.
 #include "io/hf_directory.h"
-#include "model/architecture.h"
 #include "model/decoder_config.h"
-#include "model/decoder_layer.h"
-#include "model/decoder_weights.h"
+#include "model/mixture_decoder.h"
 #include "model/rope.h"
 
 namespace millrace {
 namespace {
 
-class Glm4Moe final : public Architecture {
+class Glm4Moe final : public MixtureDecoder {
  public:
   std::string_view name() const override { return "glm4moe"; }
   std::vector<std::string_view> model_types() const override { return {"glm4_moe"}; }
@@ -52,34 +50,6 @@ class Glm4Moe final : public Architecture {
     keys.flag("attention.qk_norm", keys.config().own.at("qk_norm") != 0.0f);
   }
 
-  std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) const override {
-    std::vector<WeightSpec> weights;
-    add_attention(weights, config, {.qk_norm = config.own.at("qk_norm") != 0.0f});
-    weights.push_back(ffn_norm_weight(config));
-    weights.back().gguf = {"post_attention_norm.weight"};
-    if (config.is_dense(layer)) {
-      add_feed_forward(weights, config);
-      return weights;
-    }
-    add_experts(weights, config, usual_experts(config));
-    weights.push_back(choice_bias_weight(config));
-    add_shared_expert(weights, config,
-                      {.gate = "mlp.shared_experts.gate_proj.weight",
-                       .up = "mlp.shared_experts.up_proj.weight",
-                       .down = "mlp.shared_experts.down_proj.weight"});
-    return weights;
-  }
-
-  void layer(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) const override {
-    x.norm_qkv(qkv_of(w, config));
-    x.rope_append_kv(rope_of(config, index));
-    x.attend(attend_of(w, config, index));
-    x.project_add(project_of(w, config));
-    if (config.is_dense(index)) return x.ffn_add(ffn_of(w, config));
-    x.route(route_of(w, config));
-    x.experts_add(experts_of(w, config));
-  }
-
   std::vector<SyntheticPreset> presets() const override {
     return {{"glm-4.5-air", R"({"model_type": "glm4_moe", "num_hidden_layers": 46, "n_routed_experts": 128,
       "num_experts_per_tok": 8, "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
@@ -96,6 +66,23 @@ class Glm4Moe final : public Architecture {
   }
   SyntheticTokenizer synthetic_tokenizer(int32_t vocab) const override {
     return chatml_tokenizer("llama-bpe", vocab);
+  }
+
+ protected:
+  AttentionWeights attention_weights(const ModelConfig& config) const override {
+    return {.qk_norm = config.own.at("qk_norm") != 0.0f};
+  }
+  WeightSpec second_norm_weight(const ModelConfig& config) const override {
+    WeightSpec norm = ffn_norm_weight(config);
+    norm.gguf = {"post_attention_norm.weight"};
+    return norm;
+  }
+  void add_beside_experts(std::vector<WeightSpec>& to, const ModelConfig& config) const override {
+    to.push_back(choice_bias_weight(config));
+    add_shared_expert(to, config,
+                      {.gate = "mlp.shared_experts.gate_proj.weight",
+                       .up = "mlp.shared_experts.up_proj.weight",
+                       .down = "mlp.shared_experts.down_proj.weight"});
   }
 };
 

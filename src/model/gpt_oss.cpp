@@ -29,9 +29,7 @@ class GptOss final : public Architecture {
 
   void read_config(const ConfigReader& reader, ModelConfig& config) const override {
     read_decoder(reader, config);
-    config.experts = reader.integer("expert_count", "num_local_experts", 1, 4096);
-    config.experts_per_token = reader.integer("expert_used_count", "num_experts_per_tok", 1, config.experts);
-    config.expert_ffn = reader.integer("expert_feed_forward_length", "intermediate_size", 1, 1 << 20);
+    read_expert_sizes(reader, config, "num_local_experts", "intermediate_size");
     config.expert_weighting = Route::Weighting::kSoftmaxChosen;
     config.expert_activation = Activation::kClampedSwiglu;
     config.swiglu_alpha = static_cast<float>(reader.real_or("", "swiglu_alpha", 1.702));

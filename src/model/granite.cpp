@@ -1,7 +1,5 @@
 // Granite 3: llama with multipliers on embeddings, attention scores, what a block adds, and logits. IBM 2024.
-#include <cmath>
-
-#include "base/error.h"
+#include "model/decoder_config.h"
 #include "model/dense_decoder.h"
 
 namespace millrace {
@@ -35,16 +33,7 @@ class Granite final : public DenseDecoder {
   bool interleaved_in_gguf() const override { return true; }
 
   void read_own(const ConfigReader& reader, ModelConfig& config) const override {
-    const auto multiplier = [&](const char* gguf, const char* hf, double usual) {
-      const double value = reader.real_or(gguf, hf, usual);
-      if (!(value > 0)) reader.fail(hf, fmt::format("{}", value), "above 0");
-      return value;
-    };
-    config.embedding_scale = static_cast<float>(multiplier("embedding_scale", "embedding_multiplier", 1.0));
-    config.residual_scale = static_cast<float>(multiplier("residual_scale", "residual_multiplier", 1.0));
-    config.logit_scale = static_cast<float>(1.0 / multiplier("logit_scale", "logits_scaling", 1.0));
-    const double usual = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
-    config.attention_scale = static_cast<float>(multiplier("attention.scale", "attention_multiplier", usual));
+    read_multipliers(reader, config);
   }
 
   void write_own(GgufKeys& keys) const override {

@@ -51,16 +51,7 @@ class GraniteHybrid final : public Architecture {
           reader.integer("expert_shared_feed_forward_length", "shared_intermediate_size", 1, 1 << 20);
     }
     read_mamba(reader, {}, /*hf_norm_groups=*/false, config);
-    const auto multiplier = [&](const char* gguf, const char* hf, double usual) {
-      const double value = reader.real_or(gguf, hf, usual);
-      if (!(value > 0)) reader.fail(hf, fmt::format("{}", value), "above 0");
-      return value;
-    };
-    config.embedding_scale = static_cast<float>(multiplier("embedding_scale", "embedding_multiplier", 1.0));
-    config.residual_scale = static_cast<float>(multiplier("residual_scale", "residual_multiplier", 1.0));
-    config.logit_scale = static_cast<float>(1.0 / multiplier("logit_scale", "logits_scaling", 1.0));
-    const double usual = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
-    config.attention_scale = static_cast<float>(multiplier("attention.scale", "attention_multiplier", usual));
+    read_multipliers(reader, config);
     config.rope_interleaved = reader.is_gguf();
     read_rope(reader, config);
     if (!has_rope(reader)) config.unrotated_layers.assign(static_cast<size_t>(config.layers), true);
@@ -199,15 +190,8 @@ class GraniteHybrid final : public Architecture {
   }
 
   static void read_sizes_of(const ConfigReader& reader, ModelConfig& config) {
-    config.hidden = reader.integer("embedding_length", "hidden_size", 1, 1 << 17);
-    config.layers = reader.integer("block_count", "num_hidden_layers", 1, 1024);
-    config.heads = reader.integer("attention.head_count", "num_attention_heads", 1, 1024);
-    config.context_length = reader.integer("context_length", "max_position_embeddings", 1, 1 << 28);
-    config.layer_windows.assign(static_cast<size_t>(config.layers), 0);
-    config.norm_eps =
-        static_cast<float>(reader.real_or("attention.layer_norm_rms_epsilon", "rms_norm_eps", 1e-5));
-    if (!(config.norm_eps > 0))
-      reader.fail("rms norm epsilon", fmt::format("{}", config.norm_eps), "above 0");
+    read_outer_sizes(reader, config);
+    read_norm_eps(reader, config, "rms_norm_eps");
     if (reader.is_gguf()) {
       for (const bool attends : read_attending_layers(reader, config))
         config.state_layers.push_back(!attends);
@@ -218,26 +202,13 @@ class GraniteHybrid final : public Architecture {
     if (config.kv_heads == 0) config.kv_heads = config.heads;
     config.head_dim =
         reader.integer_or("attention.key_length", "head_dim", 1, 1024, config.hidden / config.heads);
-    if (config.heads % config.kv_heads != 0)
-      reader.fail("attention heads", fmt::format("{}", config.heads),
-                  fmt::format("a multiple of {} key/value heads", config.kv_heads));
+    check_heads(reader, config);
   }
 
   static void read_hf_layers(const ConfigReader& reader, ModelConfig& config) {
-    config.state_layers.assign(static_cast<size_t>(config.layers), true);
-    const auto types = reader.hf().find("layer_types");
-    if (types == reader.hf().end() || types->is_null()) return;
-    if (!types->is_array() || types->size() != static_cast<size_t>(config.layers))
-      reader.fail("config.json: layer_types",
-                  types->is_array() ? fmt::format("{} entries", types->size()) : "no list",
-                  fmt::format("{}", config.layers));
-    for (int32_t l = 0; l < config.layers; ++l) {
-      const nlohmann::json& type = (*types)[static_cast<size_t>(l)];
-      const bool state = type == "mamba" || type == "linear_attention";
-      if (!state && type != "attention" && type != "full_attention")
-        reader.fail(fmt::format("config.json: layer_types[{}]", l), type.dump(), "mamba or attention");
-      config.state_layers[static_cast<size_t>(l)] = state;
-    }
+    if (!read_hf_state_layers(reader, config, {"mamba", "linear_attention"}, {"attention", "full_attention"},
+                              "mamba or attention"))
+      config.state_layers.assign(static_cast<size_t>(config.layers), true);
   }
 };
 

@@ -136,7 +136,7 @@ class KimiLinear final : public LatentDecoder {
     } else {
       attend_latent(x, w, config, index);
     }
-    feed_forward(x, w, config, index);
+    feed_forward_or_experts(x, w, config, index);
   }
 
   std::vector<SyntheticPreset> presets() const override {
@@ -180,21 +180,10 @@ class KimiLinear final : public LatentDecoder {
 
  private:
   static void read_hf_layers(const ConfigReader& reader, ModelConfig& config) {
-    config.state_layers.assign(static_cast<size_t>(config.layers), true);
-    const auto types = reader.hf().find("layer_types");
-    if (types != reader.hf().end() && types->is_array()) {
-      if (types->size() != config.state_layers.size())
-        reader.fail("config.json: layer_types", fmt::format("{} entries", types->size()),
-                    fmt::format("{}", config.layers));
-      for (size_t l = 0; l < types->size(); ++l) {
-        const nlohmann::json& type = (*types)[l];
-        if (type != "linear_attention" && type != "full_attention")
-          reader.fail(fmt::format("config.json: layer_types[{}]", l), type.dump(),
-                      "linear_attention or full_attention");
-        config.state_layers[l] = type == "linear_attention";
-      }
+    if (read_hf_state_layers(reader, config, {"linear_attention"}, {"full_attention"},
+                             "linear_attention or full_attention"))
       return;
-    }
+    config.state_layers.assign(static_cast<size_t>(config.layers), true);
     const auto linear = reader.hf().find("linear_attn_config");
     if (linear == reader.hf().end() || !linear->is_object() || !linear->contains("full_attn_layers")) {
       for (int32_t l = 4; l < config.layers; l += 4) config.state_layers[static_cast<size_t>(l)] = false;

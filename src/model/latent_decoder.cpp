@@ -17,13 +17,8 @@ constexpr float kIndexNormEps = 1e-6f;  // transformers' class has it so; files 
 // Sizes as transformers has them, or as llama.cpp does: newer files count the absorbed heads and have the
 // others beside them (key_length_mla), older ones have the others alone.
 void read_latent(const ConfigReader& reader, ModelConfig& config) {
-  config.hidden = reader.integer("embedding_length", "hidden_size", 1, 1 << 17);
-  config.layers = reader.integer("block_count", "num_hidden_layers", 1, 1024);
-  config.heads = reader.integer("attention.head_count", "num_attention_heads", 1, 1024);
-  config.context_length = reader.integer("context_length", "max_position_embeddings", 1, 1 << 28);
-  config.norm_eps =
-      static_cast<float>(reader.real_or("attention.layer_norm_rms_epsilon", "rms_norm_eps", 1e-6));
-  if (!(config.norm_eps > 0)) reader.fail("rms norm epsilon", fmt::format("{}", config.norm_eps), "above 0");
+  read_outer_sizes(reader, config);
+  read_norm_eps(reader, config, "rms_norm_eps", 1e-6);
   constexpr int64_t kMost = 8192;  // dimensions of one head
   LatentShape& s = config.latent;
   s.rank = reader.integer("attention.kv_lora_rank", "kv_lora_rank", 1, kMost);
@@ -43,7 +38,6 @@ void read_latent(const ConfigReader& reader, ModelConfig& config) {
   expect_silu(reader);
   config.head_dim = s.rope + s.rank;
   config.kv_heads = 1;
-  config.layer_windows.assign(config.layers, 0);
 }
 
 // V2 chooses from groups by the largest score of each. Mistral 4's classes would by the largest two of the
@@ -226,7 +220,7 @@ void LatentDecoder::add_behind_attention(std::vector<WeightSpec>& to, const Mode
 void LatentDecoder::layer(Executor& x, const LayerWeights& weights, const ModelConfig& config,
                           int index) const {
   attend_latent(x, static_cast<const LatentWeights&>(weights), config, index);
-  feed_forward(x, weights, config, index);
+  feed_forward_or_experts(x, weights, config, index);
 }
 
 void LatentDecoder::attend_latent(Executor& x, const LatentWeights& w, const ModelConfig& config, int index) {
@@ -250,12 +244,6 @@ void LatentDecoder::attend_latent(Executor& x, const LatentWeights& w, const Mod
   Projection projection = project_of(w, config);
   projection.head_values = {w.v_b.get()};
   x.project_add(projection);
-}
-
-void LatentDecoder::feed_forward(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) {
-  if (config.is_dense(index)) return x.ffn_add(ffn_of(w, config));
-  x.route(route_of(w, config));
-  x.experts_add(experts_of(w, config));
 }
 
 }  // namespace millrace

@@ -45,7 +45,6 @@ class LatentDecoder : public Architecture {
   static void add_latent_attention(std::vector<WeightSpec>& to, const ModelConfig& config);
   void add_behind_attention(std::vector<WeightSpec>& to, const ModelConfig& config, int layer) const;
   static void attend_latent(Executor& x, const LatentWeights& w, const ModelConfig& config, int index);
-  static void feed_forward(Executor& x, const LayerWeights& w, const ModelConfig& config, int index);
 };
 
 }  // namespace millrace

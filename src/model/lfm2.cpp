@@ -38,25 +38,12 @@ void read_gguf_layers(const ConfigReader& reader, ModelConfig& config) {
 }
 
 void read_hf_layers(const ConfigReader& reader, ModelConfig& config) {
-  const auto types = reader.hf().find("layer_types");
+  if (read_hf_state_layers(reader, config, {"conv"}, {"full_attention"}, "conv or full_attention")) return;
   const auto full = reader.hf().find("full_attn_idxs");
-  const bool listed = types != reader.hf().end() && types->is_array();
-  if (listed && types->size() != static_cast<size_t>(config.layers))
-    reader.fail("config.json: layer_types", fmt::format("{} entries", types->size()),
-                fmt::format("{}", config.layers));
-  config.state_layers.assign(static_cast<size_t>(config.layers), false);
-  for (int32_t l = 0; l < config.layers; ++l) {
-    bool conv = false;
-    if (listed) {
-      const nlohmann::json& type = (*types)[static_cast<size_t>(l)];
-      if (type != "conv" && type != "full_attention")
-        reader.fail(fmt::format("config.json: layer_types[{}]", l), type.dump(), "conv or full_attention");
-      conv = type == "conv";
-    } else if (full != reader.hf().end() && full->is_array()) {
-      conv = std::find(full->begin(), full->end(), nlohmann::json(l)) == full->end();
-    }
-    config.state_layers[static_cast<size_t>(l)] = conv;
-  }
+  if (full == reader.hf().end() || !full->is_array()) return;
+  for (int32_t l = 0; l < config.layers; ++l)
+    config.state_layers[static_cast<size_t>(l)] =
+        std::find(full->begin(), full->end(), nlohmann::json(l)) == full->end();
 }
 
 class Lfm2 : public Architecture {
@@ -116,11 +103,7 @@ class Lfm2 : public Architecture {
 
   // The KV heads of a GGUF file are a list, which read_sizes does not read.
   static void read_lfm2(const ConfigReader& reader, ModelConfig& config) {
-    config.hidden = reader.integer("embedding_length", "hidden_size", 1, 1 << 17);
-    config.layers = reader.integer("block_count", "num_hidden_layers", 1, 1024);
-    config.heads = reader.integer("attention.head_count", "num_attention_heads", 1, 1024);
-    config.context_length = reader.integer("context_length", "max_position_embeddings", 1, 1 << 28);
-    config.layer_windows.assign(static_cast<size_t>(config.layers), 0);
+    read_outer_sizes(reader, config);
     if (reader.is_gguf()) {
       read_gguf_layers(reader, config);
     } else {
@@ -130,12 +113,8 @@ class Lfm2 : public Architecture {
     if (config.kv_heads == 0) config.kv_heads = config.heads;
     config.head_dim =
         reader.integer_or("attention.key_length", "head_dim", 1, 1024, config.hidden / config.heads);
-    if (config.heads % config.kv_heads != 0)
-      reader.fail("attention heads", fmt::format("{}", config.heads),
-                  fmt::format("a multiple of {} key/value heads", config.kv_heads));
-    config.norm_eps =
-        static_cast<float>(reader.real_or("attention.layer_norm_rms_epsilon", "norm_eps", 1e-5));
-    if (!(config.norm_eps > 0)) reader.fail("norm epsilon", fmt::format("{}", config.norm_eps), "above 0");
+    check_heads(reader, config);
+    read_norm_eps(reader, config, "norm_eps");
     StateShape& s = config.state;
     s.value_heads = 1;
     s.value_dim = config.hidden;
@@ -249,14 +228,9 @@ class Lfm2Moe final : public Lfm2 {
   void read_config(const ConfigReader& reader, ModelConfig& config) const override {
     read_lfm2(reader, config);
     config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
-    config.experts = reader.integer("expert_count", "num_experts", 1, 4096);
-    config.experts_per_token = reader.integer("expert_used_count", "num_experts_per_tok", 1, config.experts);
-    config.expert_ffn = reader.integer("expert_feed_forward_length", "moe_intermediate_size", 1, 1 << 20);
-    config.expert_weighting = reader.flag_or("expert_weights_norm", "norm_topk_prob", true)
-                                  ? Route::Weighting::kSigmoidRenormalized
-                                  : Route::Weighting::kSigmoid;
-    config.expert_scale =
-        static_cast<float>(reader.real_or("expert_weights_scale", "routed_scaling_factor", 1.0));
+    read_expert_sizes(reader, config, "num_experts");
+    read_sigmoid_weighting(reader, config);
+    read_expert_scale(reader, config);
     config.dense_layers.assign(static_cast<size_t>(config.layers), false);
     const int32_t dense = reader.integer_or("leading_dense_block_count", "num_dense_layers", 0, 1024, 0);
     for (int32_t l = 0; l < std::min(dense, config.layers); ++l)
@@ -294,9 +268,7 @@ class Lfm2Moe final : public Lfm2 {
 
   void layer(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) const override {
     mixer(x, w, config, index);
-    if (config.is_dense(index)) return x.ffn_add(ffn_of(w, config));
-    x.route(route_of(w, config));
-    x.experts_add(experts_of(w, config));
+    feed_forward_or_experts(x, w, config, index);
   }
 
   std::vector<SyntheticPreset> presets() const override {

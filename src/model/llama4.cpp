@@ -30,9 +30,7 @@ class Llama4 final : public Architecture {
 
   void read_config(const ConfigReader& reader, ModelConfig& config) const override {
     read_decoder(reader, config);
-    config.experts = reader.integer("expert_count", "num_local_experts", 1, 4096);
-    config.experts_per_token = reader.integer("expert_used_count", "num_experts_per_tok", 1, config.experts);
-    config.expert_ffn = reader.integer("expert_feed_forward_length", "intermediate_size", 1, 1 << 20);
+    read_expert_sizes(reader, config, "num_local_experts", "intermediate_size");
     config.shared_ffn = config.expert_ffn;
     config.ffn = reader.integer("feed_forward_length", "intermediate_size_mlp", 1, 1 << 20);
     config.expert_weighting = Route::Weighting::kSigmoid;

@@ -42,9 +42,7 @@ class Mamba2 final : public Architecture {
     config.head_dim = kMamba2HeadDim;
     config.layer_windows.assign(static_cast<size_t>(config.layers), 0);
     config.state_layers.assign(static_cast<size_t>(config.layers), true);
-    config.norm_eps =
-        static_cast<float>(reader.real_or("attention.layer_norm_rms_epsilon", "layer_norm_epsilon", 1e-5));
-    if (!(config.norm_eps > 0)) reader.fail("norm epsilon", fmt::format("{}", config.norm_eps), "above 0");
+    read_norm_eps(reader, config, "layer_norm_epsilon");
     expect_silu(reader);
     read_mamba(reader, kMamba2Fields, /*hf_norm_groups=*/false, config);
   }

@@ -125,16 +125,23 @@ void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config,
                     const OpFeatures& besides) {
   refuse_unread_biases(checkpoint, config);
   const OpFeatures missing = (needed_features(checkpoint, config) | besides) & backend.lacks();
-  if (missing.any()) {
-    throw_error(ErrorCode::kUnsupported, "{}: {} needs what {} does not do yet: {}; use --device cpu",
-                checkpoint.path(), config.architecture, backend.name(), missing.names());
+  if (!missing.any()) return;
+  if (backend.shares() != nullptr) {
+    throw_error(ErrorCode::kUnsupported, "{}: {} needs what ranks with the device {} do not do yet: {}; {}",
+                checkpoint.path(), config.architecture, backend.name(), missing.names(),
+                backend.name() == "cpu"
+                    ? "expected one process, or --pipeline-parallel where layers do not read one another"
+                    : "use --device cpu");
   }
+  throw_error(ErrorCode::kUnsupported, "{}: {} needs what {} does not do yet: {}; use --device cpu",
+              checkpoint.path(), config.architecture, backend.name(), missing.names());
 }
 
-// What a weight is loaded as: dequantized where that is done in this model and the backend does it to this
-// one.
+// What a weight is loaded as: in FP8 too, or dequantized where that is done in this model, if the backend
+// does it to this one.
 WeightUse settled(WeightUse use, const TensorView& view, const WeightPlace& place, const Backend& backend,
                   bool dequantizes) {
+  if (use == WeightUse::kDequantized && backend.multiplies_fp8(view)) return WeightUse::kFp8;
   if (use != WeightUse::kDequantized || (dequantizes && backend.placed_dequantized_bytes(view, place) > 0)) {
     return use;
   }
@@ -237,12 +244,12 @@ void check_output(const io::Checkpoint& checkpoint, const Architecture& architec
 }  // namespace
 
 bool has_tied_output(const io::Checkpoint& checkpoint) {
-  const std::string_view name =
-      checkpoint.gguf ? "output.weight" : find_architecture(checkpoint).hf_names().output;
-  return !has_weight(checkpoint, std::string(name));
+  if (checkpoint.gguf) return !has_weight(checkpoint, "output.weight");
+  const HfNames names = find_architecture(checkpoint).hf_names();
+  return !has_weight(checkpoint, std::string(names.output)) || has_output_alone(checkpoint, names);
 }
 
-TypeChoice type_choice(const quant::Request& request) {
+TypeChoice type_choice(const quant::TypeRequest& request) {
   return [request](const std::string& name, const TensorView& view, bool tied) {
     const DType type = quant::target_type(request, name, view, tied);
     // Written anew only where the numbers change; routers stay as they are, like everything small.
@@ -282,27 +289,28 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   if (quantize) before.emplace(ranges_to_quantize(checkpoint, model->config_, quantize, tied));
   const bool dequantizes = plan_weights(checkpoint, model->config_, backend, quantize).dequantized > 0;
   size_t index = 0;
-  for_each_weight(
-      source, model->config_, backend.shares(), model->weights_,
-      [&](const std::string& name, const WeightSpec& spec, const TensorView& stored, WeightUse use,
-          const WeightPlace& place, WeightPtr& to) {
-        if (spec.on_host) return;
-        const DType type = loaded_type(quantize, name, stored, use, tied);
-        if (before) before->begin(index++);
-        auto gathered = source.take_gathered();
-        TensorView view = stored;
-        if (type != stored.type) {
-          std::vector<std::unique_ptr<std::byte[]>> memory;
-          view = recoded(stored, type, backend, inputs ? inputs(name) : nullptr, feedback, memory);
-          gathered = std::move(memory);
-        }
-        to = backend.load_placed(view, settled(use, view, place, backend, dequantizes), place);
-        if (!to->copied) keep(std::move(gathered));
-        model->stored_[to.get()] = {view.type, stored_bytes(view), checkpoint.gguf ? stored.name : name};
-        model->bytes_per_token_ += bytes_read(spec, view, use, model->config_);
-        done += stored.bytes();
-        if (progress) progress(std::min(done, total), total);
-      });
+  for_each_weight(source, model->config_, backend.shares(), model->weights_,
+                  [&](const std::string& name, const WeightSpec& spec, const TensorView& stored,
+                      WeightUse use, const WeightPlace& place, WeightPtr& to) {
+                    if (spec.on_host) return;
+                    const DType type = loaded_type(quantize, name, stored, use, tied);
+                    if (before) before->begin(index++);
+                    auto gathered = source.take_gathered();
+                    TensorView view = stored;
+                    if (type != stored.type) {
+                      std::vector<std::unique_ptr<std::byte[]>> memory;
+                      view =
+                          recoded(stored, type, backend, inputs ? inputs(name) : nullptr, feedback, memory);
+                      gathered = std::move(memory);
+                    }
+                    to = backend.load_placed(view, settled(use, view, place, backend, dequantizes), place);
+                    if (!to->copied) keep(std::move(gathered));
+                    const bool own_name = !checkpoint.gguf || spec.heads_of.has_value();
+                    model->stored_[to.get()] = {view.type, stored_bytes(view), own_name ? name : stored.name};
+                    model->bytes_per_token_ += bytes_read(spec, view, use, model->config_);
+                    done += stored.bytes();
+                    if (progress) progress(std::min(done, total), total);
+                  });
   if (progress) progress(total, total);
   model->unpacked_ = words_of(source.unpacked());
   return model;
@@ -339,14 +347,21 @@ void Model::add_adapters(std::vector<Adapter> adapters, Backend& backend) {
   run_model(recorder, *architecture_, weights_, config_, layers_);
   adapters_ = std::move(adapters);
   adapter_table_ = AdapterTable(static_cast<int32_t>(adapters_.size()));
-  const auto load = [&](const AdapterUpdate& of, const std::vector<float>& values, int64_t rows,
-                        int64_t cols) {
-    adapter_weights_.push_back(
-        backend.load_weight(float_view(values, of.experts, rows, cols, of.name), WeightUse::kMatrix));
+  const auto load = [&](const AdapterUpdate& of, const std::vector<float>& values, int64_t rows, int64_t cols,
+                        bool cut) {
+    TensorView view = float_view(values, of.experts, rows, cols, of.name);
+    // A rank has those rows of B that it has of the matrix, and all of A.
+    if (cut && backend.shares() != nullptr && backend.shares()->ranks() > 1) {
+      view = slice_weight(view, of.role, config_, *backend.shares());
+    }
+    adapter_weights_.push_back(backend.load_weight(view, WeightUse::kMatrix));
     return adapter_weights_.back().get();
   };
   for (size_t i = 0; i < adapters_.size(); ++i) {
     for (const AdapterUpdate& update : adapters_[i].updates) {
+      const bool elsewhere = update.layer < 0 ? layers_.end < config_.layers
+                                              : update.layer < layers_.begin || update.layer >= layers_.end;
+      if (elsewhere) continue;
       const Weight* weight = find_weight(update.layer, update.role);
       if (weight == nullptr || !recorder.adaptable(weight)) {
         throw_error(ErrorCode::kUnsupported, "{}: adapter of {}: this {} model {}", adapters_[i].path,
@@ -354,8 +369,8 @@ void Model::add_adapters(std::vector<Adapter> adapters, Backend& backend) {
                     weight == nullptr ? "has no such matrix" : "has a product there that is not adapted yet");
       }
       adapter_table_.set(static_cast<int32_t>(i), *weight,
-                         {.a = load(update, update.a, update.rank, update.in),
-                          .b = load(update, update.b, update.out, update.rank)});
+                         {.a = load(update, update.a, update.rank, update.in, false),
+                          .b = load(update, update.b, update.out, update.rank, true)});
     }
   }
 }
@@ -408,7 +423,9 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
                     if (same && !unpacks) plan.mapped += view.bytes();
                     // What was gathered or quantized is let go where the backend has a copy of it.
                     const bool two = backend.own_memory() && backend.in_machine_memory(place);
-                    const bool let_go = held > 0 && use == WeightUse::kMatrix && !two;
+                    const bool copied_matrix =
+                        use == WeightUse::kMatrix || (use == WeightUse::kFp8 && backend.own_memory());
+                    const bool let_go = held > 0 && copied_matrix && !two;
                     const size_t kept = let_go ? 0 : same ? copied : view.bytes();
                     plan.repacked += held + (two ? 0 : kept);
                     if (two) plan.on_machine += kept;
@@ -435,7 +452,7 @@ WeightSizes weight_sizes(const io::Checkpoint& checkpoint, const ModelConfig& co
                     if (view.type != stored.type) {
                       view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
                     }
-                    if (use == WeightUse::kDequantized) use = WeightUse::kMatrix;
+                    use = settled(use, view, place, backend, false);
                     const size_t held = backend.weight_bytes(view, use, before);
                     before += held;
                     // A device without memory of its own reads the file's.

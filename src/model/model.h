@@ -15,7 +15,7 @@
 #include "model/config.h"
 #include "model/weight_spec.h"
 #include "quant/feedback.h"
-#include "quant/request.h"
+#include "quant/type_request.h"
 
 namespace millrace {
 
@@ -25,7 +25,7 @@ class WeightSource;
 // The type a weight is turned into while it is loaded, by its GGUF name; its own: it stays where it lies.
 // `tied`: the embedding serves as output matrix.
 using TypeChoice = std::function<DType(const std::string& name, const TensorView& view, bool tied)>;
-TypeChoice type_choice(const quant::Request& request);
+TypeChoice type_choice(const quant::TypeRequest& request);
 // What the encoder may know of a matrix's inputs, by its GGUF name; nullptr: nothing.
 using InputsOf = std::function<const quant::MatrixInputs*(const std::string& name)>;
 
@@ -37,6 +37,7 @@ struct StoredWeight {
   DType type = DType::kF32;
   size_t bytes = 0;  // of all of it, scales beside it included
   std::string name;  // in a GGUF file: of one, as it has it (a fused matrix for each of its parts)
+                     // but for parts of each head (HeadsOf), which have their own
 };
 
 class Model {

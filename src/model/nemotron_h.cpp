@@ -70,9 +70,7 @@ class NemotronH : public Architecture {
     config.heads = reader.integer("attention.head_count", "num_attention_heads", 1, 1024);
     config.head_dim = reader.integer("attention.key_length", "head_dim", 1, 1024);
     config.context_length = reader.integer("context_length", "max_position_embeddings", 1, 1 << 28);
-    config.norm_eps =
-        static_cast<float>(reader.real_or("attention.layer_norm_rms_epsilon", "layer_norm_epsilon", 1e-5));
-    if (!(config.norm_eps > 0)) reader.fail("norm epsilon", fmt::format("{}", config.norm_eps), "above 0");
+    read_norm_eps(reader, config, "layer_norm_epsilon");
     config.ffn_activation = config.expert_activation = Activation::kReluSquared;
     if (reader.is_gguf()) {
       read_gguf_layers(reader, config);
@@ -80,9 +78,7 @@ class NemotronH : public Architecture {
       read_hf_layers(reader, config);
     }
     if (config.kv_heads == 0) config.kv_heads = config.heads;
-    if (config.heads % config.kv_heads != 0)
-      reader.fail("attention heads", fmt::format("{}", config.heads),
-                  fmt::format("a multiple of {} key/value heads", config.kv_heads));
+    check_heads(reader, config);
     config.layer_windows.assign(static_cast<size_t>(config.layers), 0);
     config.unrotated_layers.assign(static_cast<size_t>(config.layers), true);
     read_mamba(reader, kNemotronFields, /*hf_norm_groups=*/true, config);
@@ -256,19 +252,12 @@ class NemotronH : public Architecture {
   }
 
   static void read_experts(const ConfigReader& reader, ModelConfig& config) {
-    config.experts = reader.integer("expert_count", "n_routed_experts", 1, 4096);
-    config.experts_per_token = reader.integer("expert_used_count", "num_experts_per_tok", 1, config.experts);
-    config.expert_ffn = reader.integer("expert_feed_forward_length", "moe_intermediate_size", 1, 1 << 20);
+    read_expert_sizes(reader, config, "n_routed_experts");
     config.shared_ffn = reader.integer("expert_shared_feed_forward_length",
                                        "moe_shared_expert_intermediate_size", 1, 1 << 20);
-    config.expert_weighting = reader.flag_or("expert_weights_norm", "norm_topk_prob", true)
-                                  ? Route::Weighting::kSigmoidRenormalized
-                                  : Route::Weighting::kSigmoid;
-    config.expert_scale =
-        static_cast<float>(reader.real_or("expert_weights_scale", "routed_scaling_factor", 1.0));
-    config.expert_groups = reader.integer_or("expert_group_count", "n_group", 1, config.experts, 1);
-    config.expert_groups_chosen =
-        reader.integer_or("expert_group_used_count", "topk_group", 1, config.expert_groups, 1);
+    read_sigmoid_weighting(reader, config);
+    read_expert_scale(reader, config);
+    read_expert_groups(reader, config);
     if (config.experts % config.expert_groups != 0 ||
         config.experts_per_token > config.experts / config.expert_groups * config.expert_groups_chosen)
       reader.fail("groups of experts",

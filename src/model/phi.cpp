@@ -106,12 +106,12 @@ class Phi final : public Architecture {
   }
 
  private:
-  // partial_rotary_factor, in rope_parameters (newer) or beside them.
+  // partial_rotary_factor, in rope_scaling, rope_parameters where that is not there, or beside them.
   static double rotated_part(const ConfigReader& reader) {
     const double beside = reader.hf_real(reader.hf(), "partial_rotary_factor");
-    for (const char* field : {"rope_parameters", "rope_scaling"}) {
+    for (const char* field : {"rope_scaling", "rope_parameters"}) {
       const auto object = reader.hf().find(field);
-      if (object != reader.hf().end() && object->is_object())
+      if (object != reader.hf().end() && object->is_object() && !object->empty())
         return reader.hf_real_or(*object, "partial_rotary_factor", beside);
     }
     return beside;

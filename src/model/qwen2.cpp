@@ -1,14 +1,13 @@
 // Qwen 2 and 2.5: a Llama with biases on q, k and v. Yang et al. 2024.
-#include "model/architecture.h"
 #include "model/decoder_config.h"
-#include "model/decoder_layer.h"
 #include "model/decoder_weights.h"
+#include "model/dense_decoder.h"
 #include "model/rope.h"
 
 namespace millrace {
 namespace {
 
-class Qwen2 final : public Architecture {
+class Qwen2 final : public DenseDecoder {
  public:
   std::string_view name() const override { return "qwen2"; }
   std::vector<std::string_view> model_types() const override { return {"qwen2"}; }
@@ -17,13 +16,6 @@ class Qwen2 final : public Architecture {
     return R"({"hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32,
       "num_key_value_heads": 32, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "sliding_window": 4096,
       "max_window_layers": 28})";
-  }
-
-  void read_config(const ConfigReader& reader, ModelConfig& config) const override {
-    read_decoder(reader, config);
-    config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
-    read_qwen_windows(reader, config);
-    read_rope(reader, config);
   }
 
   void write_keys(GgufKeys& keys) const override {
@@ -41,14 +33,6 @@ class Qwen2 final : public Architecture {
     return weights;
   }
 
-  void layer(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) const override {
-    x.norm_qkv(qkv_of(w, config));  // with biases
-    x.rope_append_kv(rope_of(config, index));
-    x.attend(attend_of(w, config, index));
-    x.project_add(project_of(w, config));
-    x.ffn_add(ffn_of(w, config));
-  }
-
   std::vector<SyntheticPreset> presets() const override {
     return {{"qwen2.5-7b", R"({"model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584,
       "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
@@ -59,6 +43,11 @@ class Qwen2 final : public Architecture {
   }
   SyntheticTokenizer synthetic_tokenizer(int32_t vocab) const override {
     return chatml_tokenizer("qwen2", vocab);
+  }
+
+ protected:
+  void read_own(const ConfigReader& reader, ModelConfig& config) const override {
+    read_qwen_windows(reader, config);
   }
 };
 

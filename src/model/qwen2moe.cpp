@@ -1,16 +1,14 @@
 // Qwen 1.5 and 2, mixture of experts: Qwen 2's attention; each token goes to the k experts of largest router
 // probability and to one more, whose part a sigmoid of its own decides. Qwen Team 2024.
 #include "io/hf_directory.h"
-#include "model/architecture.h"
 #include "model/decoder_config.h"
-#include "model/decoder_layer.h"
-#include "model/decoder_weights.h"
+#include "model/mixture_decoder.h"
 #include "model/rope.h"
 
 namespace millrace {
 namespace {
 
-class Qwen2Moe final : public Architecture {
+class Qwen2Moe final : public MixtureDecoder {
  public:
   std::string_view name() const override { return "qwen2moe"; }
   std::vector<std::string_view> model_types() const override { return {"qwen2_moe"}; }
@@ -57,35 +55,6 @@ class Qwen2Moe final : public Architecture {
     write_windows(keys, [](int32_t) { return false; });
   }
 
-  std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) const override {
-    std::vector<WeightSpec> weights;
-    add_attention(weights, config, {.qkv_biases = Presence::kUsual});
-    weights.push_back(ffn_norm_weight(config));
-    if (config.is_dense(layer)) {
-      add_feed_forward(weights, config);
-      return weights;
-    }
-    add_experts(weights, config, usual_experts(config));
-    add_shared_expert(weights, config,
-                      {.gate = "mlp.shared_expert.gate_proj.weight",
-                       .up = "mlp.shared_expert.up_proj.weight",
-                       .down = "mlp.shared_expert.down_proj.weight"});
-    // GGUF files hold it as [hidden].
-    weights.push_back(matrix_weight("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", 1,
-                                    config.hidden, &LayerWeights::shared_mix));
-    return weights;
-  }
-
-  void layer(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) const override {
-    x.norm_qkv(qkv_of(w, config));
-    x.rope_append_kv(rope_of(config, index));
-    x.attend(attend_of(w, config, index));
-    x.project_add(project_of(w, config));
-    if (config.is_dense(index)) return x.ffn_add(ffn_of(w, config));
-    x.route(route_of(w, config));
-    x.experts_add(experts_of(w, config));
-  }
-
   std::vector<SyntheticPreset> presets() const override {
     return {{"qwen1.5-moe-a2.7b", R"({"model_type": "qwen2_moe", "num_hidden_layers": 24, "num_experts": 60,
       "num_experts_per_tok": 4, "hidden_size": 2048, "intermediate_size": 5632, "moe_intermediate_size": 1408,
@@ -100,6 +69,14 @@ class Qwen2Moe final : public Architecture {
   }
   SyntheticTokenizer synthetic_tokenizer(int32_t vocab) const override {
     return chatml_tokenizer("qwen2", vocab);
+  }
+
+ protected:
+  AttentionWeights attention_weights(const ModelConfig&) const override {
+    return {.qkv_biases = Presence::kUsual};
+  }
+  void add_beside_experts(std::vector<WeightSpec>& to, const ModelConfig& config) const override {
+    add_mixed_shared_expert(to, config);
   }
 };
 

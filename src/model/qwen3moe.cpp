@@ -1,16 +1,14 @@
 // Qwen 3, mixture of experts: Qwen 3's attention; each token goes to the k experts of largest router
 // probability.
 #include "io/hf_directory.h"
-#include "model/architecture.h"
 #include "model/decoder_config.h"
-#include "model/decoder_layer.h"
-#include "model/decoder_weights.h"
+#include "model/mixture_decoder.h"
 #include "model/rope.h"
 
 namespace millrace {
 namespace {
 
-class Qwen3Moe final : public Architecture {
+class Qwen3Moe final : public MixtureDecoder {
  public:
   std::string_view name() const override { return "qwen3moe"; }
   std::vector<std::string_view> model_types() const override { return {"qwen3_moe"}; }
@@ -26,9 +24,7 @@ class Qwen3Moe final : public Architecture {
 
   void read_config(const ConfigReader& reader, ModelConfig& config) const override {
     read_decoder(reader, config);
-    config.experts = reader.integer("expert_count", "num_experts", 1, 4096);
-    config.experts_per_token = reader.integer("expert_used_count", "num_experts_per_tok", 1, config.experts);
-    config.expert_ffn = reader.integer("expert_feed_forward_length", "moe_intermediate_size", 1, 1 << 20);
+    read_expert_sizes(reader, config, "num_experts");
     // llama.cpp's files have no such key, and their experts' weights add up to one.
     const bool renormalize = reader.flag_or("expert_weights_norm", "norm_topk_prob", reader.is_gguf());
     config.expert_weighting =
@@ -52,28 +48,6 @@ class Qwen3Moe final : public Architecture {
     write_windows(keys, [](int32_t) { return false; });
   }
 
-  std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) const override {
-    std::vector<WeightSpec> weights;
-    add_attention(weights, config, {.qk_norm = true});
-    weights.push_back(ffn_norm_weight(config));
-    if (config.is_dense(layer)) {
-      add_feed_forward(weights, config);
-      return weights;
-    }
-    add_experts(weights, config, usual_experts(config));
-    return weights;
-  }
-
-  void layer(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) const override {
-    x.norm_qkv(qkv_of(w, config));
-    x.rope_append_kv(rope_of(config, index));
-    x.attend(attend_of(w, config, index));
-    x.project_add(project_of(w, config));
-    if (config.is_dense(index)) return x.ffn_add(ffn_of(w, config));
-    x.route(route_of(w, config));
-    x.experts_add(experts_of(w, config));
-  }
-
   std::vector<SyntheticPreset> presets() const override {
     return {{"qwen3-30b-a3b", R"({"model_type": "qwen3_moe", "num_hidden_layers": 48, "num_experts": 128,
       "num_experts_per_tok": 8, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
@@ -89,6 +63,9 @@ class Qwen3Moe final : public Architecture {
   SyntheticTokenizer synthetic_tokenizer(int32_t vocab) const override {
     return chatml_tokenizer("qwen2", vocab);
   }
+
+ protected:
+  AttentionWeights attention_weights(const ModelConfig&) const override { return {.qk_norm = true}; }
 };
 
 const Qwen3Moe kQwen3MoeObject{};

@@ -183,9 +183,7 @@ class Qwen3VlMoe final : public Qwen3Vl {
 
  protected:
   void read_feed_forward(const ConfigReader& reader, ModelConfig& config) const override {
-    config.experts = reader.integer("expert_count", "num_experts", 1, 4096);
-    config.experts_per_token = reader.integer("expert_used_count", "num_experts_per_tok", 1, config.experts);
-    config.expert_ffn = reader.integer("expert_feed_forward_length", "moe_intermediate_size", 1, 1 << 20);
+    read_expert_sizes(reader, config, "num_experts");
     config.expert_weighting = Route::Weighting::kSoftmaxAllRenormalized;
     read_qwen_expert_layers(reader, config);
   }

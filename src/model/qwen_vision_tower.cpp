@@ -237,15 +237,38 @@ void QwenVisionTower::make_room(int32_t patches) {
     table_.push_back(block);
 }
 
+// Weights by their names in both formats, to the backend that computes with them.
+struct QwenVisionTower::Loader {
+  Names names;
+  Backend& backend;
+
+  WeightPtr take(const TensorView& view, WeightUse use) const { return backend.load_weight(view, use); }
+  void linear(const std::string& gguf, const std::string& hf, int64_t rows, int64_t cols, WeightPtr& weight,
+              WeightPtr& bias) const {
+    weight = take(names.require(gguf + ".weight", hf + ".weight", {rows, cols}), WeightUse::kMatrix);
+    bias = take(names.require(gguf + ".bias", hf + ".bias", {rows}), WeightUse::kVector);
+  }
+  void norm(const std::string& gguf, const std::string& hf, int64_t size, WeightPtr& weight,
+            WeightPtr& bias) const {
+    weight = take(names.require(gguf + ".weight", hf + ".weight", {size}), WeightUse::kVector);
+    bias = take(names.require(gguf + ".bias", hf + ".bias", {size}), WeightUse::kVector);
+  }
+};
+
 void QwenVisionTower::load(const io::Checkpoint& checkpoint) {
-  const Names names(checkpoint);
-  const int64_t n = config_.hidden, ffn = config_.ffn, merged = config_.merged();
-  const int64_t pixels = int64_t{config_.patch_size} * config_.patch_size;
-  // A picture is every frame: the frames' weights add up. [hidden, 3, frames, patch, patch], or, in GGUF
-  // files, a tensor [hidden, 3, patch, patch] for each of two frames.
-  const int64_t in_one = checkpoint.gguf ? 1 : config_.frames;
+  const Loader loader{Names(checkpoint), backend_};
+  load_patches(loader.names, checkpoint.gguf.has_value());
+  for (int32_t l = 0; l < config_.layers; ++l) load_layer(loader, l);
+  load_mergers(loader);
+}
+
+// A picture is every frame: the frames' weights add up. [hidden, 3, frames, patch, patch], or, in GGUF files,
+// a tensor [hidden, 3, patch, patch] for each of two frames.
+void QwenVisionTower::load_patches(const Names& names, bool is_gguf) {
+  const int64_t n = config_.hidden, pixels = int64_t{config_.patch_size} * config_.patch_size;
+  const int64_t in_one = is_gguf ? 1 : config_.frames;
   patch_weight_.assign(static_cast<size_t>(3 * pixels * n), 0.0f);
-  for (int64_t tensor = 0; tensor < (checkpoint.gguf ? 2 : 1); ++tensor) {
+  for (int64_t tensor = 0; tensor < (is_gguf ? 2 : 1); ++tensor) {
     const std::string gguf = tensor == 0 ? "v.patch_embd.weight" : "v.patch_embd.weight.1";
     const std::vector<float> patch =
         floats_of(names.require(gguf, "patch_embed.proj.weight", {n, 3 * in_one * pixels}));
@@ -260,46 +283,45 @@ void QwenVisionTower::load(const io::Checkpoint& checkpoint) {
   patch_bias_ = floats_of(names.require("v.patch_embd.bias", "patch_embed.proj.bias", {n}));
   positions_ = floats_of(
       names.require("v.position_embd.weight", "pos_embed.weight", {int64_t{config_.side} * config_.side, n}));
-  const auto take = [&](const TensorView& view, WeightUse use) { return backend_.load_weight(view, use); };
-  const auto linear = [&](const std::string& gguf, const std::string& hf, int64_t rows, int64_t cols,
-                          WeightPtr& weight, WeightPtr& bias) {
-    weight = take(names.require(gguf + ".weight", hf + ".weight", {rows, cols}), WeightUse::kMatrix);
-    bias = take(names.require(gguf + ".bias", hf + ".bias", {rows}), WeightUse::kVector);
-  };
-  const auto norm = [&](const std::string& gguf, const std::string& hf, int64_t size, WeightPtr& weight,
-                        WeightPtr& bias) {
-    weight = take(names.require(gguf + ".weight", hf + ".weight", {size}), WeightUse::kVector);
-    bias = take(names.require(gguf + ".bias", hf + ".bias", {size}), WeightUse::kVector);
-  };
-  for (int32_t l = 0; l < config_.layers; ++l) {
-    const std::string gguf = fmt::format("v.blk.{}.", l), hf = fmt::format("blocks.{}.", l);
-    VisionLayer& layer = layers_.emplace_back();
-    norm(gguf + "ln1", hf + "norm1", n, layer.norm1, layer.norm1_bias);
-    norm(gguf + "ln2", hf + "norm2", n, layer.norm2, layer.norm2_bias);
-    const TensorView qkv = names.require(gguf + "attn_qkv.weight", hf + "attn.qkv.weight", {3 * n, n});
-    const TensorView bias = names.require(gguf + "attn_qkv.bias", hf + "attn.qkv.bias", {3 * n});
-    layer.q = take(part_of(qkv, 0, n), WeightUse::kMatrix);
-    layer.k = take(part_of(qkv, n, n), WeightUse::kMatrix);
-    layer.v = take(part_of(qkv, 2 * n, n), WeightUse::kMatrix);
-    layer.q_bias = take(part_of(bias, 0, n), WeightUse::kVector);
-    layer.k_bias = take(part_of(bias, n, n), WeightUse::kVector);
-    layer.v_bias = take(part_of(bias, 2 * n, n), WeightUse::kVector);
-    linear(gguf + "attn_out", hf + "attn.proj", n, n, layer.out, layer.out_bias);
-    linear(gguf + "ffn_up", hf + "mlp.linear_fc1", ffn, n, layer.up, layer.up_bias);
-    linear(gguf + "ffn_down", hf + "mlp.linear_fc2", n, ffn, layer.down, layer.down_bias);
-  }
+}
+
+void QwenVisionTower::load_layer(const Loader& from, int32_t l) {
+  const int64_t n = config_.hidden, ffn = config_.ffn;
+  const std::string gguf = fmt::format("v.blk.{}.", l), hf = fmt::format("blocks.{}.", l);
+  VisionLayer& layer = layers_.emplace_back();
+  from.norm(gguf + "ln1", hf + "norm1", n, layer.norm1, layer.norm1_bias);
+  from.norm(gguf + "ln2", hf + "norm2", n, layer.norm2, layer.norm2_bias);
+  const TensorView qkv = from.names.require(gguf + "attn_qkv.weight", hf + "attn.qkv.weight", {3 * n, n});
+  const TensorView bias = from.names.require(gguf + "attn_qkv.bias", hf + "attn.qkv.bias", {3 * n});
+  layer.q = from.take(part_of(qkv, 0, n), WeightUse::kMatrix);
+  layer.k = from.take(part_of(qkv, n, n), WeightUse::kMatrix);
+  layer.v = from.take(part_of(qkv, 2 * n, n), WeightUse::kMatrix);
+  layer.q_bias = from.take(part_of(bias, 0, n), WeightUse::kVector);
+  layer.k_bias = from.take(part_of(bias, n, n), WeightUse::kVector);
+  layer.v_bias = from.take(part_of(bias, 2 * n, n), WeightUse::kVector);
+  from.linear(gguf + "attn_out", hf + "attn.proj", n, n, layer.out, layer.out_bias);
+  from.linear(gguf + "ffn_up", hf + "mlp.linear_fc1", ffn, n, layer.up, layer.up_bias);
+  from.linear(gguf + "ffn_down", hf + "mlp.linear_fc2", n, ffn, layer.down, layer.down_bias);
+}
+
+// What the last product adds and its first rows tell towers apart (identity()).
+void QwenVisionTower::load_mergers(const Loader& from) {
+  const int64_t n = config_.hidden, merged = config_.merged();
+  const Names& names = from.names;
   merger_ = std::make_unique<Merger>();
   merger_->norm = floats_of(names.require("v.post_ln.weight", "merger.norm.weight", {n}));
   merger_->norm_bias = floats_of(names.require("v.post_ln.bias", "merger.norm.bias", {n}));
-  linear("mm.0", "merger.linear_fc1", merged, merged, merger_->first, merger_->first_bias);
-  linear("mm.2", "merger.linear_fc2", config_.text_hidden, merged, merger_->second, merger_->second_bias);
+  from.linear("mm.0", "merger.linear_fc1", merged, merged, merger_->first, merger_->first_bias);
+  from.linear("mm.2", "merger.linear_fc2", config_.text_hidden, merged, merger_->second,
+              merger_->second_bias);
   for (size_t i = 0; i < config_.deep.size(); ++i) {
     const std::string gguf = fmt::format("v.deepstack.{}.", config_.deep[i]);
     const std::string hf = fmt::format("deepstack_merger_list.{}.", i);
     Merger& merger = *deep_mergers_.emplace_back(std::make_unique<Merger>());
-    norm(gguf + "norm", hf + "norm", merged, merger.whole_norm, merger.whole_norm_bias);
-    linear(gguf + "fc1", hf + "linear_fc1", merged, merged, merger.first, merger.first_bias);
-    linear(gguf + "fc2", hf + "linear_fc2", config_.text_hidden, merged, merger.second, merger.second_bias);
+    from.norm(gguf + "norm", hf + "norm", merged, merger.whole_norm, merger.whole_norm_bias);
+    from.linear(gguf + "fc1", hf + "linear_fc1", merged, merged, merger.first, merger.first_bias);
+    from.linear(gguf + "fc2", hf + "linear_fc2", config_.text_hidden, merged, merger.second,
+                merger.second_bias);
   }
   identity_ = floats_of(names.require("mm.2.bias", "merger.linear_fc2.bias", {config_.text_hidden}));
   for (const float value : merger_->norm) identity_.push_back(value);

@@ -46,7 +46,11 @@ class QwenVisionTower final : public VisionTower {
  private:
   struct Merger;
   struct Names;
+  struct Loader;
   void load(const io::Checkpoint& checkpoint);
+  void load_patches(const Names& names, bool is_gguf);
+  void load_layer(const Loader& from, int32_t l);
+  void load_mergers(const Loader& from);
   void make_room(int32_t patches);  // an executor for so many
   // Patches in their order, all of a square before the next one: [patches][3] of 0, row and column.
   std::vector<int32_t> places_of(const ImageGrid& grid) const;

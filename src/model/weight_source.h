@@ -5,10 +5,12 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,6 +25,11 @@
 namespace millrace {
 
 class Architecture;
+struct HfNames;
+
+// Is this a Hugging Face directory whose output matrix is its embedding, stored under the output's name
+// alone?
+bool has_output_alone(const io::Checkpoint& checkpoint, const HfNames& names);
 
 class WeightSource {
  public:
@@ -114,5 +121,9 @@ class WeightSource {
   size_t gathered_bytes_ = 0;
   std::vector<std::unique_ptr<std::byte[]>> gathered_;
 };
+
+// What error messages call a shape: "[64, 2048]".
+std::string shape_text(std::span<const int64_t> shape);
+void set_shape(TensorView& view, std::initializer_list<int64_t> shape);
 
 }  // namespace millrace

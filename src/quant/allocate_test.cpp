@@ -6,7 +6,7 @@
 #include <random>
 
 #include "base/error.h"
-#include "quant/request.h"
+#include "quant/type_request.h"
 
 namespace millrace::quant {
 namespace {
@@ -72,7 +72,7 @@ TensorView matrix(DType type, int64_t rows, int64_t cols) {
   return view;
 }
 
-TEST(Request, NamesKnownTypesWhenItFindsAnother) {
+TEST(TypeRequest, NamesKnownTypesWhenItFindsAnother) {
   for (const char* bad : {"", "q3_l", "iq2_s", "f8_e4m3", "i32", "auto8"}) {
     try {
       parse_request("--type", bad);
@@ -84,9 +84,9 @@ TEST(Request, NamesKnownTypesWhenItFindsAnother) {
   }
 }
 
-TEST(Request, GivesEachPartItsType) {
-  const Request int4 = parse_request("--type", "int4"), q4_0 = parse_request("--type", "q4_0"),
-                int8 = parse_request("--type", "int8");
+TEST(TypeRequest, GivesEachPartItsType) {
+  const TypeRequest int4 = parse_request("--type", "int4"), q4_0 = parse_request("--type", "q4_0"),
+                    int8 = parse_request("--type", "int8");
   const TensorView wide = matrix(DType::kBF16, 8, 512), odd = matrix(DType::kBF16, 8, 576),
                    strange = matrix(DType::kBF16, 8, 100), fp4 = matrix(DType::kMXFP4Split, 8, 2880);
   TensorView norm = matrix(DType::kF32, 512, 1);

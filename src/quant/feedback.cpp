@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "base/check.h"
 #include "kernels/cpu/quant/encoder.h"
@@ -48,26 +49,31 @@ void factorize(std::vector<float>& a, int64_t n) {
   }
 }
 
-// The sixteen values a block of 32 can hold once its scale is chosen.
-struct FourBitLevels {
-  float value[16];
-  bool even = true;  // all steps alike
-  uint8_t* nibbles = nullptr;
+// Types of four bits whose codes are the last bytes of a block.
+bool ends_in_nibbles(DType type) {
+  return type == DType::kQ4_0 || type == DType::kQ4_1 || type == DType::kQ4_Z || type == DType::kMXFP4 ||
+         type == DType::kIQ4_NL || type == DType::kIQ4_XS || type == DType::kQ4_K;
+}
 
-  void open(DType type, std::byte* block) {
-    const auto bytes = static_cast<size_t>(info(type).block_bytes);
-    std::byte all[sizeof(BlockQ4_1)];  // the largest of them
+// The sixteen values that each sub-block of 32 can hold once a block's scales are chosen.
+class FourBitLevels {
+ public:
+  FourBitLevels(DType type, std::byte* block)
+      : subs_(info(type).block_elements / kBlock),
+        in_pairs_(type == DType::kQ4_K),
+        even_(type != DType::kMXFP4 && type != DType::kIQ4_NL && type != DType::kIQ4_XS) {
+    const auto bytes = static_cast<size_t>(info(type).block_bytes), codes = static_cast<size_t>(16 * subs_);
+    nibbles_ = reinterpret_cast<uint8_t*>(block) + bytes - codes;
+    std::byte all[sizeof(BlockQ4_K)];  // the largest of them
     std::memcpy(all, block, bytes);
-    nibbles = reinterpret_cast<uint8_t*>(block) + bytes - kBlock / 2;
-    for (size_t c = 0; c < 16; ++c) all[bytes - 16 + c] = static_cast<std::byte>(c);
-    float values[kBlock];
-    dequantize(type, all, values, kBlock);
-    std::copy_n(values, 16, value);
-    even = type != DType::kMXFP4 && type != DType::kIQ4_NL;
+    // Element c of each sub-block gets the code c.
+    for (size_t i = 0; i < codes; ++i) all[bytes - codes + i] = static_cast<std::byte>(i % 16 * 17);
+    dequantize(type, all, values_, info(type).block_elements);
   }
 
-  uint8_t nearest(float x) const {
-    if (even) {
+  uint8_t nearest(int sub, float x) const {
+    const float* value = values_ + kBlock * sub;
+    if (even_) {
       const float step = value[1] - value[0];
       const float code = step == 0.0f ? 0.0f : std::nearbyint((x - value[0]) / step);
       return static_cast<uint8_t>(std::clamp(code, 0.0f, 15.0f));
@@ -78,10 +84,24 @@ struct FourBitLevels {
     }
     return best;
   }
+  float value(int sub, uint8_t code) const { return values_[kBlock * sub + code]; }
 
+  // A code for each element.
   void pack(const uint8_t* codes) const {
-    for (int j = 0; j < 16; ++j) nibbles[j] = static_cast<uint8_t>(codes[j] | codes[j + 16] << 4);
+    const int half =
+        in_pairs_ ? kBlock : kBlock / 2;  // elements in the low nibbles, then as many in the high
+    for (int i = 0; i < 16 * subs_; ++i) {
+      const uint8_t* pair = codes + i / half * 2 * half + i % half;
+      nibbles_[i] = static_cast<uint8_t>(pair[0] | pair[half] << 4);
+    }
   }
+
+ private:
+  int subs_;
+  bool in_pairs_;  // a byte has an element of one sub-block and of the next
+  bool even_;      // all steps alike
+  uint8_t* nibbles_;
+  float values_[kSuperBlock];
 };
 
 }  // namespace
@@ -141,24 +161,23 @@ void ErrorFeedback::encode_rows(DType type, float* x, int64_t num_rows, std::byt
   }
 }
 
-// One block: each value is rounded once the errors before it have reached it. Types whose codes are not four
-// bits at the end of a block of 32 keep the codes they have, and the errors alone are passed on.
+// One block: each value is rounded once the errors before it have reached it. Types of other than four bits
+// keep the codes they have, and the errors alone are passed on.
 void ErrorFeedback::round_in_order(DType type, std::byte* block, int64_t begin, float* values,
                                    float* back) const {
-  const bool four_bits = type == DType::kQ4_0 || type == DType::kQ4_1 || type == DType::kQ4_Z ||
-                         type == DType::kMXFP4 || type == DType::kIQ4_NL;
-  FourBitLevels levels;
-  if (four_bits) levels.open(type, block);
-  uint8_t codes[kBlock] = {};
+  std::optional<FourBitLevels> levels;
+  if (ends_in_nibbles(type)) levels.emplace(type, block);
+  uint8_t codes[kSuperBlock] = {};
   for (int64_t j = 0; j < block_; ++j) {
-    if (four_bits) {
-      codes[j] = levels.nearest(values[j]);
-      back[j] = levels.value[codes[j]];
+    if (levels) {
+      const int sub = static_cast<int>(j / kBlock);
+      codes[j] = levels->nearest(sub, values[j]);
+      back[j] = levels->value(sub, codes[j]);
     }
     const int64_t left = block_ - j - 1;
     add_scaled(values + j + 1, values[j] - back[j], &flow_[(begin + j) * cols_ + begin + j] + 1, left);
   }
-  if (four_bits) levels.pack(codes);
+  if (levels) levels->pack(codes);
 }
 
 const ErrorFeedback* FeedbackCache::of(DType type, int64_t cols, const MatrixInputs& inputs,

@@ -6,8 +6,8 @@
 // makes e A e' least is e_i A_iR A_RR^-1, added to them before they are rounded in turn. With A = R R' (R
 // upper triangular) this is e_i R_iR R_RR^-1 for every column, from one factorization. The rule is that of
 // Optimal Brain Surgeon (Hassibi and Stork 1993), taken column by column (Frantar et al. 2022); a block's
-// scale is chosen before its first column is rounded. Types other than the four-bit ones of 32 are rounded
-// block by block.
+// scales are chosen before its first column is rounded. Types of other than four bits are rounded block by
+// block.
 //
 // The search for a block's scale weighs column j by the square of R_jj: what an error there costs once the
 // columns after it have done what they can.

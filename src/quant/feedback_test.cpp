@@ -62,10 +62,11 @@ TEST(ErrorFeedback, LowersTheErrorOfTheOutput) {
   std::vector<float> w(kRows * kCols);
   for (float& v : w) v = normal(random);
   const std::vector<float> seen = inputs(128, 1), others = inputs(64, 2);
-  for (const DType type : {DType::kQ4_0, DType::kMXFP4, DType::kQ4_1, DType::kQ4_Z}) {
+  for (const DType type : {DType::kQ4_0, DType::kMXFP4, DType::kQ4_1, DType::kQ4_Z, DType::kIQ4_NL,
+                           DType::kIQ4_XS, DType::kQ4_K}) {
     std::vector<std::byte> plain(bytes_of(type, kRows * kCols)), fed(plain.size());
     encode_rows(type, w.data(), kRows, kCols, nullptr, plain.data());
-    const ErrorFeedback feedback(products_of(seen), kCols, 32, 0.1, serial);
+    const ErrorFeedback feedback(products_of(seen), kCols, info(type).block_elements, 0.1, serial);
     std::vector<float> changed = w;
     feedback.encode_rows(type, changed.data(), kRows, fed.data());
     EXPECT_LT(output_error(w, type, fed, seen), 0.3 * output_error(w, type, plain, seen)) << info(type).name;
@@ -81,7 +82,7 @@ TEST(ErrorFeedback, ChangesNothingWhenInputsAreIndependent) {
   std::mt19937 random(4);
   std::normal_distribution<float> normal;
   for (float& v : w) v = normal(random);
-  for (const DType type : {DType::kQ4_0, DType::kQ4_K}) {
+  for (const DType type : {DType::kQ4_0, DType::kQ4_K, DType::kIQ4_XS}) {
     std::vector<std::byte> plain(bytes_of(type, kRows * kCols)), fed(plain.size());
     encode_rows(type, w.data(), kRows, kCols, alike.data(), plain.data());
     const ErrorFeedback feedback(identity, kCols, info(type).block_elements, 0.1, serial);

@@ -1,5 +1,6 @@
-// StreamingDetokenizer: bytes go out as soon as they are whole characters.
-#include "tokenizer/tokenizer.h"
+// Bytes go out as soon as they are whole characters.
+#include "tokenizer/detokenizer.h"
+
 #include "tokenizer/unicode.h"
 
 namespace millrace {

@@ -14,6 +14,7 @@
 #include "base/mapped_file.h"
 #include "base/work_budget.h"
 #include "tokenizer/added_tokens.h"
+#include "tokenizer/detokenizer.h"
 
 namespace millrace {
 namespace {

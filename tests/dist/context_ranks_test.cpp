@@ -5,9 +5,14 @@
 #include <array>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <random>
+#include <set>
+#include <utility>
 
 #include "base/error.h"
+#include "dist/watched_communicator.h"
+#include "engine/rank_messages.h"
 #include "engine/rank_plan.h"
 #include "engine/runtime.h"
 #include "engine/test_harness.h"
@@ -139,6 +144,45 @@ TEST(ContextRanks, EveryTypeOfCache) {
   const std::vector<int32_t> prompt = some_tokens(700, model.vocab_size);
   for (const char* type : {"f32", "f16", "fp8"}) {
     expect_same(model.paths.back(), prompt, alone(model.paths.back(), prompt, type), 2, type, "mesh");
+  }
+}
+
+// Its blocks are of 32 values: heads of 32 and more have them.
+TEST(ContextRanks, ACacheOfInt8) {
+  const golden::Model model = golden::load_model("qwen3");
+  const std::vector<int32_t> prompt = some_tokens(1300, model.vocab_size);
+  for (const char* schedule : {"ring", "mesh"}) {
+    expect_same(model.paths.back(), prompt, alone(model.paths.back(), prompt, "int8"), 3, "int8", schedule);
+  }
+}
+
+// Every rank has all of an adapter, and its rows of a step are of the sequences that name one. A prompt that
+// several ranks keep parts of, cut in two ways, beside another sequence with no adapter.
+TEST(ContextRanks, AdaptersHaveTheBitsOfOneProcess) {
+  for (const char* name :
+       {"llama3", "gemma3", "qwen2moe", "mixtral-experts", "gpt-oss-experts", "qwen3moe-experts"}) {
+    const std::string folder = golden::kRoot + "adapters/" + name + "/";
+    const std::string model = golden::read_json(folder + "golden.json").at("model");
+    EngineOptions options = options_for(golden::kRoot + "models/" + model + "/hf", 1);
+    options.adapters = {"a=" + folder + "peft"};
+    const std::vector<int32_t> prompt = some_tokens(1100, 250);
+    const auto seen = [&](std::shared_ptr<dist::Communicator> group, bool adapted, size_t chunk) {
+      RuntimeSetup setup{.sequences = 2, .logit_rows = 64, .group = std::move(group)};
+      setup.adapter = adapted ? 0 : -1;
+      return look(*Runtime::open(options, setup), prompt, chunk);
+    };
+    const Seen expected = seen(nullptr, true, kContext - 64);
+    EXPECT_FALSE(expected == seen(nullptr, false, kContext - 64)) << name;
+    for (const auto& way : {std::pair{2, "mesh"}, {3, "ring"}}) {
+      options.context_parallel = way.first;
+      options.context_schedule = way.second;
+      SCOPED_TRACE(std::string(name) + ", " + way.second);
+      with_ranks(way.first, {options}, [&](std::shared_ptr<dist::Communicator> group) {
+        EXPECT_TRUE(seen(std::move(group), true, 333) == expected);
+      });
+    }
+    options.context_parallel = 1;
+    options.context_schedule = "auto";
   }
 }
 
@@ -298,6 +342,63 @@ TEST(ContextRanks, ThePlanSaysWhatAPromptExchanges) {
         step(0, 1100, StepInput::Want::kNone);
         step(1100, 300, StepInput::Want::kLast);
       });
+    }
+  }
+}
+
+// Of every rank, where nothing is even: prime numbers of rows, of positions before them and of ranks. Ranks
+// but the first get rank 0's orders besides.
+TEST(ContextRanks, ThePlanSaysWhatEveryRankReceives) {
+  constexpr size_t kFirst = 1097, kRows = 211;
+  const std::vector<int32_t> tokens = some_tokens(kFirst + kRows, 250), any_table(128);
+  for (const std::string& path : {test::kLlamaModel, test::kWindowModel}) {
+    for (const auto& way : {std::pair{5, "ring"}, {5, "mesh"}, {6, "mesh"}, {7, "auto"}, {8, "wallfacer"}}) {
+      const int ranks = way.first;
+      SCOPED_TRACE(path + " over " + std::to_string(ranks) + " ranks, " + way.second);
+      const EngineOptions options = options_for(path, ranks, "", way.second);
+      const dist::ScheduleKind kind = dist::schedule_kind(way.second).value();
+      std::vector<uint64_t> planned(static_cast<size_t>(ranks));
+      // Received by each rank over its whole life, with the second step or without.
+      const auto received = [&](bool second) {
+        std::vector<dist::Watch> watches(planned.size());
+        const auto watched = [&](std::unique_ptr<dist::Communicator> group) {
+          dist::Watch& watch = watches[static_cast<size_t>(group->rank())];
+          return dist::make_watched(std::move(group), watch);
+        };
+        with_ranks(
+            ranks, {options},
+            [&](std::shared_ptr<dist::Communicator> group) {
+              const auto runtime = open(options, std::move(group));
+              kv::Sequence sequence = runtime->make_sequence();
+              const StepInput first{.sequence = &sequence,
+                                    .tokens = std::span(tokens).first(kFirst),
+                                    .want = StepInput::Want::kNone};
+              runtime->step({&first, 1});
+              if (!second) return;
+              const std::span<const int32_t> rows = std::span(tokens).last(kRows);
+              const StepInput input{.sequence = &sequence, .tokens = rows, .want = StepInput::Want::kLast};
+              runtime->step({&input, 1});
+              SequenceSlice slice{.num_tokens = kRows, .context_len = kFirst};
+              slice.tables.fill(any_table.data());
+              const int32_t last_row = kRows - 1;
+              std::vector<std::byte> order;
+              pack({.tokens = rows, .sequences = {&slice, 1}, .logit_rows = {&last_row, 1}}, runtime->spec(),
+                   order);
+              const PromptStepPlan plan = plan_prompt_step(runtime->spec(), ranks, kind, kFirst, kRows, true);
+              for (size_t r = 0; r < planned.size(); ++r) {  // to compute, and to hand over the logits
+                planned[r] = plan.received[r] + (r == 0 ? 0 : 2 * sizeof(RankMessage) + order.size());
+              }
+            },
+            watched);
+        std::vector<uint64_t> bytes;
+        for (const dist::Watch& watch : watches) {
+          bytes.push_back(0);
+          for (const auto& from : watch.received) bytes.back() += from;
+        }
+        return bytes;
+      };
+      const std::vector<uint64_t> both = received(true), one = received(false);
+      for (size_t r = 0; r < planned.size(); ++r) EXPECT_EQ(both[r] - one[r], planned[r]) << "rank " << r;
     }
   }
 }

@@ -6,7 +6,9 @@
 Without Open MPI, or in a build without it, everything is skipped, and the last line says so (status 77).
 """
 
+import ctypes
 import json
+import mmap
 import os
 import re
 import shutil
@@ -45,6 +47,26 @@ def children_of(pid):
     return found
 
 
+def forget(paths):
+    """Has the system drop these files from memory, where it can."""
+    for path in paths:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def resident_bytes(path):
+    """How much of a file is in memory, whoever has read it."""
+    page = mmap.PAGESIZE
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        first = ctypes.c_char.from_buffer(mapped)
+        pages = (ctypes.c_ubyte * ((len(mapped) + page - 1) // page))()
+        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapped)), pages)
+        del first  # the mapping is closed
+        assert failed == 0
+    return page * sum(entry & 1 for entry in pages)
+
+
 class Mpi(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -62,6 +84,10 @@ class Mpi(unittest.TestCase):
             os.unlink(shared)
             stages = ranks(2, *arguments, "--out", shared, "--pipeline-parallel", "2")
             self.assertEqual(stages.returncode, 0, stages.stderr)
+            self.assertEqual(Path(alone).read_bytes(), Path(shared).read_bytes())
+            os.unlink(shared)
+            both = ranks(4, *arguments, "--out", shared, "--tensor-parallel", "2", "--pipeline-parallel", "2")
+            self.assertEqual(both.returncode, 0, both.stderr)
             self.assertEqual(Path(alone).read_bytes(), Path(shared).read_bytes())
 
     def test_a_context_over_processes_has_the_bits_of_one(self):
@@ -98,6 +124,12 @@ class Mpi(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("decode", result.stdout)
 
+    def test_speeds_are_measured(self):
+        result = ranks(2, "run", LLAMA, "--raw", "-p", "abc", "-n", "4", "--threads", "1", "--tensor-parallel", "2",
+                       "--rank-speeds", "auto")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertRegex(result.stderr, r"--rank-speeds auto: [\d.]+,[\d.]+ \(ranks read [\d.]+, [\d.]+ GB/s\)")
+
     def test_devices_measures_links(self):
         result = ranks(3, "devices", "--json")
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -114,7 +146,66 @@ class Mpi(unittest.TestCase):
                          "millrace: --tensor-parallel 3: found one process, expected 3: start it with mpirun -n 3")
         two = ranks(2, "run", LLAMA, "-p", "a", "--tensor-parallel", "3")
         self.assertNotEqual(two.returncode, 0)
-        self.assertIn("--tensor-parallel 3: mpirun started 2 processes, expected 3", two.stderr)
+        self.assertEqual(two.stderr.count("--tensor-parallel 3: mpirun started 2 processes, expected 3"), 1, two.stderr)
+
+    def test_what_all_ranks_refuse_is_said_once(self):
+        for arguments, said in ((["--tensor-parallel", "3", "--expert-parallel"], "llama has no experts"),
+                                (["--context-parallel", "3", "--rank-speeds", "1,2,3"], "--rank-speeds does nothing"),
+                                (["--tensor-parallel", "3", "--device", "reference"], "device reference: found 3 ranks"),
+                                (["--context-parallel", "3", "--device", "cuda"],
+                                 "device cuda: found 3 ranks that share contexts")):
+            for _ in range(3):  # a busy machine may take longer to end the others than these wait for it
+                refused = ranks(3, "run", LLAMA, "-p", "a", *arguments)
+                self.assertEqual(refused.returncode, 2, refused.stderr)
+                if refused.stderr.count(said) == 1:
+                    break
+            self.assertEqual(refused.stderr.count(said), 1, refused.stderr)
+
+    def test_a_server_that_mpirun_started_has_no_front(self):
+        for arguments in (["--front-address", "10.0.0.1"], ["--restart"], ["--rank-hosts", "a,b"]):
+            refused = ranks(2, "serve", LLAMA, "--tensor-parallel", "2", *arguments)
+            self.assertEqual(refused.returncode, 2, refused.stderr)
+            self.assertEqual(refused.stderr.count("found a process that mpirun has started"), 1, refused.stderr)
+
+    def test_a_rank_reads_its_own_part_of_the_file(self):
+        # Each rank has a copy of the file that was in no memory before: what of it is there afterwards is what the
+        # rank has read, and what the system has read around that.
+        shape = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "intermediate_size": 8192,
+                 "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128,
+                 "vocab_size": 4096, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+                 "hidden_act": "silu", "tie_word_embeddings": False}
+        config, *copies = (Path(self.folder.name) / name for name in ("config.json", "a.gguf", "b.gguf"))
+        config.write_text(json.dumps(shape))
+        made = run([MILLRACE, "synth", str(config), str(copies[0]), "--type", "q8_0"])
+        self.assertEqual(made.returncode, 0, made.stderr)
+        shutil.copyfile(copies[0], copies[1])
+        words = ["logits", "--tokens", "5,9,20,7", "--threads", "1", "--device", "cpu", "--ctx", "256", "--out"]
+        out = str(Path(self.folder.name) / "out.npy")
+
+        forget(copies)
+        if any(resident_bytes(copy) for copy in copies):
+            self.skipTest("files of this file system stay in memory")
+        one = run([MILLRACE, *words, out, str(copies[0])])
+        self.assertEqual(one.returncode, 0, one.stderr)
+        whole = resident_bytes(copies[0])
+        self.assertGreater(whole, 0.9 * copies[0].stat().st_size)
+        # Besides its part a rank looks rows up in the embedding, and reads the file's head, with what the system reads
+        # behind it (4 MiB of a mapping in huge pages, or what the disk is told).
+        besides = 4096 * 1024 * 34 // 32 + (8 << 20)
+        for options, told in ((["--tensor-parallel", "2", "--rank-speeds", "3,1"], ["--rank-speeds", "3,1"]),
+                              (["--pipeline-parallel", "2"], ["--pipeline-parallel"])):
+            plan = run([MILLRACE, "inspect", str(copies[0]), "--ranks", "2", *told, "--json"])
+            self.assertEqual(plan.returncode, 0, plan.stderr)
+            parts = [rank["weight_bytes"] for rank in json.loads(plan.stdout)[options[0][2:].replace("-", "_")]["ranks"]]
+            forget(copies)
+            command = [MILLRACE, *words, out, *options]
+            two = run([*MPIRUN, "-n", "1", *command, str(copies[0]), ":", "-n", "1", *command, str(copies[1])])
+            self.assertEqual(two.returncode, 0, two.stderr)
+            read = [resident_bytes(copy) for copy in copies]
+            for rank, (part, bytes_read) in enumerate(zip(parts, read)):
+                self.assertGreater(bytes_read, 0.9 * part, (options, rank))
+                self.assertLess(bytes_read, part + besides, (options, rank))
+            self.assertLess(read[1], 0.7 * whole)
 
     def test_another_model_is_refused_by_name(self):
         other = str(MODELS / "qwen3/model.gguf")
@@ -122,6 +213,12 @@ class Mpi(unittest.TestCase):
         result = run([*MPIRUN, "-n", "1", MILLRACE, *arguments, LLAMA, ":", "-n", "1", MILLRACE, *arguments, other])
         self.assertNotEqual(result.returncode, 0)
         self.assertRegex(result.stderr, r"millrace: model: rank 1 of 2 has '.*', rank 0 has '.*'")
+
+    def test_a_rank_that_does_not_reach_its_front_says_so(self):
+        result = run(["env", "MILLRACE_RANK_KEY=0", *MPIRUN, "-n", "1", MILLRACE, "rank", LLAMA, "--front", "127.0.0.1:1"])
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertRegex(result.stderr, r"millrace: rank 0 on \S+: cannot connect to 127.0.0.1 port 1: Connection refused; "
+                                        r"--front-address names an address that all hosts reach the front by\n")
 
     def serve(self):
         server = subprocess.Popen([*MPIRUN, "-n", "3", MILLRACE, "serve", LLAMA, "--port", "0", "--threads", "1",

@@ -14,10 +14,16 @@
 namespace millrace::test {
 
 // body(rank 0's communicator), with the other ranks following in threads of their own. What a rank throws is
-// thrown here, rank 0's before the others'.
-inline void with_ranks(int ranks, const std::vector<EngineOptions>& options_of,
-                       const std::function<void(std::shared_ptr<dist::Communicator>)>& body) {
+// thrown here, rank 0's before the others'. `wrap`: what each rank makes of its communicator.
+inline void with_ranks(
+    int ranks, const std::vector<EngineOptions>& options_of,
+    const std::function<void(std::shared_ptr<dist::Communicator>)>& body,
+    const std::function<std::unique_ptr<dist::Communicator>(std::unique_ptr<dist::Communicator>)>& wrap =
+        {}) {
   auto group = dist::make_local_group(ranks);
+  for (auto& rank : group) {
+    if (wrap) rank = wrap(std::move(rank));
+  }
   std::vector<std::thread> threads;
   std::vector<std::exception_ptr> faults(static_cast<size_t>(ranks));
   for (size_t r = 1; r < faults.size(); ++r) {

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/detokenizer.h"
 #include "touch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

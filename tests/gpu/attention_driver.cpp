@@ -91,7 +91,7 @@ class Driver {
   }
 
  private:
-  struct Sequence {
+  struct TestSequence {
     std::vector<int32_t> table;
     int32_t length = 0;
   };
@@ -129,7 +129,7 @@ class Driver {
   }
 
   // Blocks for the new tokens; those that no later row can see go back, as NaN.
-  void reserve(Sequence& s, int32_t tokens) {
+  void reserve(TestSequence& s, int32_t tokens) {
     while (static_cast<int32_t>(s.table.size()) < blocks_for(s.length + tokens)) {
       if (free_.empty()) throw_error(ErrorCode::kBadInput, "more than {} blocks", case_.num_blocks);
       s.table.push_back(free_.back());
@@ -154,7 +154,7 @@ class Driver {
     int32_t rows = 0;
     for (size_t i = 0; i < parts.size(); i += 2) reserve(sequences_[parts[i]], parts[i + 1]);
     for (size_t i = 0; i < parts.size(); i += 2) {
-      const Sequence& s = sequences_[parts[i]];
+      const TestSequence& s = sequences_[parts[i]];
       slices.push_back({rows, parts[i + 1], s.length, {s.table.data()}});
       rows += parts[i + 1];
     }
@@ -186,7 +186,7 @@ class Driver {
   WeightPtr sinks_;
   std::vector<std::byte> poison_;  // of a block
   std::vector<int32_t> free_;      // blocks, the next one last
-  std::map<int32_t, Sequence> sequences_;
+  std::map<int32_t, TestSequence> sequences_;
 };
 
 }  // namespace

@@ -107,6 +107,7 @@ class Case:
 # rows, cols, gap: what 16-byte loads like, and what they do not
 SHAPES = [(0, 64, 0), (1, 1, 0), (1, 4096, 0), (5, 7, 3), (37, 257, 0), (3, 1000, 24), (130, 768, 0), (17, 2880, 8),
           (70, 4096, 0), (9, 5003, 1), (3, 8192, 0), (4, 16384, 0), (3, 20011, 5)]
+QUANTIZED = [F32, F16, BF16]
 PAIRS = [(F32, F32), (BF16, BF16), (F16, F16), (F32, BF16), (BF16, F32)]
 
 
@@ -132,7 +133,8 @@ def norm_cases(case, few):
                 x = case.floats(n, cols, dtype=t_in, gap=gap)
                 residual = case.floats(n, cols, dtype=t_in, gap=gap) if with_residual else None
                 weight = case.floats(cols, dtype=t_out) if weighted else None
-                bias = case.floats(cols, dtype=F32) if weighted and kind == ops.LAYER else None
+                t_bias = F32 if number % 2 == 0 else t_out
+                bias = case.floats(cols, dtype=t_bias) if weighted and kind == ops.LAYER else None
                 dy, dsum = case.floats(n, cols, dtype=t_out, gap=gap), None
                 total = case.out(n, cols, dtype=t_in, gap=gap) if with_residual else None
                 y, mean, rstd = case.out(n, cols, dtype=t_out, gap=gap), case.out(n), case.out(n)
@@ -157,7 +159,7 @@ def norm_cases(case, few):
                 want.backward(dy.double().cpu())
                 dx = case.out(n, cols, dtype=t_in, gap=gap)
                 dweight = case.out(cols, dtype=t_out) if weighted else None
-                dbias = case.out(cols, dtype=F32) if bias is not None else None
+                dbias = case.out(cols, dtype=t_bias) if bias is not None else None
                 args = lib.norm_backward_args(kind, s, dy, dx, weight, dsum, offset, mean, rstd, dweight, dbias)
                 workspace = case.workspace("mr_norm_backward", args)
                 case.run(name + " backward", lambda: lib.call_with_workspace("mr_norm_backward", args, workspace))
@@ -182,9 +184,9 @@ def quantize_cases(case, few):
     for number, shape in enumerate(SHAPES):
         n, cols, gap = shape
         for how in (ops.FP8_1X128, ops.FP8_ROW, ops.INT8_ROW):
-            dtype = (F32, F16, BF16)[(number + how) % 3]
+            dtype = QUANTIZED[(number + how) % 3]
             name = title(f"norm + quantize {how}", shape, dtype)
-            x, weight = case.floats(n, cols, dtype=dtype, gap=gap), case.floats(cols)
+            x, weight = case.floats(n, cols, dtype=dtype, gap=gap), case.floats(cols, dtype=dtype)
             if n > 1:
                 x[1] = 0
             groups = (cols + 127) // 128 if how == ops.FP8_1X128 else 1
@@ -446,9 +448,33 @@ def dropout_cases(case, few):
         case.fail("dropout share", f"{share} are dropped, expected 0.25")
 
 
+def plain_cases(case, few):
+    """BF16 rows without gaps, which have kernels of their own on a GPU, in every length that one of them is for."""
+    kept = [(of, list(of)) for of in (SHAPES, PAIRS, QUANTIZED)]
+    SHAPES[:] = [(67, 256, 0), (67, 1024, 0), (33, 4096, 0), (300, 4096, 0), (37, 8192, 0), (9, 16384, 0), (11, 20008, 0),
+                 (2500, 512, 0)][: 3 if few else None]
+    PAIRS[:], QUANTIZED[:] = [(BF16, BF16)] * 5, [BF16] * 3
+    for run in (norm_cases, quantize_cases, activation_cases, softmax_cases, cross_entropy_cases):
+        run(case, few)
+    for of, before in kept:
+        of[:] = before
+    # A long row's sum is the same, whether few rows have many CTAs each or many rows one.
+    rows, vocab = (3, 600) if few else (520, 33_000)
+    logits, targets = case.floats(rows, vocab, dtype=BF16, scale=5.0), case.integers(vocab, rows)
+    many, few_rows = [case.out(n) for n in (rows, rows)], [case.out(n) for n in (2, 2)]
+    case.lib.cross_entropy(logits, targets, *many)
+    case.lib.cross_entropy(logits[:2], targets[:2], *few_rows)
+    case.outputs = []
+    case.close("long rows' lse", few_rows[1], torch.logsumexp(logits[:2].double(), -1))
+    for all_rows, alone in zip(many, few_rows):
+        if not torch.equal(all_rows[:2], alone):
+            case.fail("long rows", "other bits alone than among many")
+
+
 GROUPS = {"norm": norm_cases, "quantize": quantize_cases, "rotary": rotary_cases, "activation": activation_cases,
           "softmax": softmax_cases, "cross_entropy": cross_entropy_cases,
-          "linear_cross_entropy": linear_cross_entropy_cases, "embedding": embedding_cases, "dropout": dropout_cases}
+          "linear_cross_entropy": linear_cross_entropy_cases, "embedding": embedding_cases, "dropout": dropout_cases,
+          "plain": plain_cases}
 
 
 def main():

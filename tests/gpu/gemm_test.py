@@ -136,6 +136,27 @@ class Test:
                         return y + residual.double() if with_residual else y
                     self.compare(f"epilogue {which} {m} x {n} to {out}", a, b, 0, 1, out, allowed, expected, **more)
 
+    def few_rows(self):
+        """Shapes that tiles of their own are for, each with a residual beside the outputs and in their place; the same
+        bits as among more rows."""
+        torch = self.torch
+        for dtype, allowed in ((torch.bfloat16, 6e-3), (torch.float16, 8e-4)):
+            for m, n, k in ((64, 6144, 192), (512, 6144, 192), (512, 5120, 320), (1000, 1288, 200), (65, 136, 128)):
+                name = f"{dtype} {m} x {n} x {k}"
+                a, b = random_matrix(torch, m + 1500, k, dtype), random_matrix(torch, n, k, dtype)
+                residual = random_matrix(torch, m, n, dtype, 8)
+                self.compare(name, a[:m], b, 0, 1, dtype, allowed)
+                self.compare(f"{name}, residual", a[:m], b, 0, 1, dtype, allowed, lambda x: x + residual.double(),
+                             residual=residual)
+                beside, inside = torch.empty(m, n, device="cuda", dtype=dtype), residual.clone()
+                self.gemm(a[:m], b, beside, 0, 1, residual=residual)
+                self.gemm(a[:m], b, inside, 0, 1, residual=inside)
+                self.expect(name, torch.equal(beside, inside), "a residual in the outputs' place gives others")
+                every = torch.empty(m + 1500, n, device="cuda", dtype=dtype)
+                self.gemm(a, b, every, 0, 1)
+                self.gemm(a[:m], b, beside, 0, 1)
+                self.expect(name, torch.equal(every[:m], beside), "other bits than among more rows")
+
     def gates(self):
         """Gated activations and outputs in FP8, of every type, layout and kernel."""
         torch = self.torch
@@ -285,7 +306,7 @@ def main():
         skip("no GPU")
     torch.manual_seed(1)
     test = Test(torch, Gemm(sys.argv[1], torch))
-    for part in (test.layouts, test.epilogues, test.gates, test.scales, test.mixed, test.grids, test.bits):
+    for part in (test.layouts, test.epilogues, test.few_rows, test.gates, test.scales, test.mixed, test.grids, test.bits):
         part()
     print(f"[  figure  ] cuda products: {test.cases} comparisons, {test.failed} failed")
     sys.exit(1 if test.failed else 0)

@@ -27,6 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 SMOLLM2 = ROOT / "build" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMALL = {"device": "cpu", "threads": 2, "ctx": 512, "kv_tokens": 4096}
+# Answers that a busy machine is still at when they are cancelled: a tiny model writes 400 tokens in milliseconds.
+ROOMY = {"ctx": 8192, "kv_tokens": 16384}
+LONG = {"max_tokens": 8000, "ignore_eos": True}
 needs_smollm2 = unittest.skipUnless(SMOLLM2.is_file(), f"{SMOLLM2.name} is not there: python3 tools/fetch_model.py smollm2")
 
 
@@ -82,6 +85,27 @@ class Generate(Tiny):
         self.assertEqual(together, alone)
         self.assertTrue(all(len(tokens) == 12 for tokens in together))
 
+    def test_params_for_every_prompt(self):
+        each = [millrace.SamplingParams(max_tokens=n, ignore_eos=True, logprobs=1 if n > 1 else None) for n in (1, 3)]
+        first, second = self.llm.generate(["a", "b"], each)
+        self.assertEqual((len(first.token_ids), len(second.token_ids)), (1, 3))
+        self.assertEqual((first.logprobs, len(second.logprobs)), (None, 3))
+        self.assertEqual([len(out.token_ids) for out in self.llm.generate(["a", "b"], tuple(each), max_tokens=2)], [2, 2])
+        self.refused("found 2 for 1 prompts", self.llm.generate, "a", each)
+        self.refused("sampling_params: found 5", self.llm.generate, ["a", "b"], [each[0], 5])
+
+    def test_params_and_answers_are_pickled(self):
+        import pickle
+        params = millrace.SamplingParams(max_tokens=2, n=2, logprobs=1, logit_bias={5: 1.0}, stop=["x"], ignore_eos=True)
+        out, events = self.llm.generate("a", params)[0], list(self.llm.stream("a", max_tokens=2, logprobs=1))
+        for what in (params, out, events):
+            self.assertEqual(pickle.loads(pickle.dumps(what)), what)
+        with self.assertRaises(millrace.BadInputError) as caught:
+            self.llm.generate("a", temperature=-1)
+        self.assertEqual(str(pickle.loads(pickle.dumps(caught.exception))), str(caught.exception))
+        with self.assertRaisesRegex(TypeError, "LLM: holds a model"):
+            pickle.dumps(self.llm)
+
     def test_results_are_a_sequence(self):
         results = self.llm.generate(["a", "b", "c"], max_tokens=3, ignore_eos=True)
         self.assertEqual(len(results), 3)
@@ -90,6 +114,10 @@ class Generate(Tiny):
         self.assertEqual([out.prompt for out in results], ["a", "b", "c"])
         with self.assertRaises(IndexError):
             results[3]
+        self.assertEqual(results[np.int64(1)].prompt, "b")
+        for wrong in ("a", 1.0, None):
+            with self.assertRaisesRegex(TypeError, "cannot be interpreted as an integer"):
+                results[wrong]
         self.assertEqual(len(self.llm.generate([])), 0)
 
     def test_n_samples_have_seeds_of_their_own(self):
@@ -184,8 +212,8 @@ class Generate(Tiny):
         self.refused("max_tokens: found np.float64(2.0)", self.llm.generate, "a", max_tokens=np.float64(2))
 
     def test_results_are_cancelled_by_another_thread(self):
-        with tiny("llama3", ctx=8192, kv_tokens=16384) as llm:
-            results = llm.generate(["a"] * 2, max_tokens=8000, ignore_eos=True)
+        with tiny("llama3", **ROOMY) as llm:
+            results = llm.generate(["a"] * 2, **LONG)
             found = []
             reading = threading.Thread(target=lambda: found.append(results[1].finish_reason), daemon=True)
             reading.start()
@@ -228,8 +256,8 @@ class Generate(Tiny):
         self.assertEqual(found, [expected] * 8)
 
     def test_priority_goes_first(self):
-        with tiny("llama3", max_running=1, ctx=8192, kv_tokens=16384) as one:
-            first = one.generate("a", max_tokens=8000, ignore_eos=True, priority=200)  # nobody takes its place
+        with tiny("llama3", max_running=1, **ROOMY) as one:
+            first = one.generate("a", priority=200, **LONG)  # nobody takes its place
             self.wait_until(lambda: one.stats()["running"] == 1)
             low = one.generate("b", max_tokens=60, ignore_eos=True)
             high = one.generate("c", max_tokens=60, ignore_eos=True, priority=100)
@@ -283,7 +311,9 @@ class Numbers(Tiny):
         np.testing.assert_allclose(np.linalg.norm(cut), 1, rtol=1e-6)
         self.assertEqual(self.llm.embed([]).shape[0], 0)
         self.refused("pooling: found 'max'", self.llm.embed, "a", pooling="max")
-        self.refused("dimensions: found 0", self.llm.embed, "a", dimensions=0)
+        for wrong in (0, "3", 3.0, True, 1 << 40):
+            self.refused(f"dimensions: found {wrong!r}", self.llm.embed, "a", dimensions=wrong)
+        self.refused("normalize: found 'no'", self.llm.embed, "a", normalize="no")
 
     def test_wrong_tokens_are_refused(self):
         self.refused("273", self.llm.logits, [1, 273])
@@ -328,6 +358,7 @@ class Open(unittest.TestCase):
         self.refused("ctx: found '1', expected an integer", model, ctx="1")
         self.refused("ctx", model, ctx=-1)
         self.refused("kv_type", model, kv_type="int3")
+        self.refused("compute", model, compute="fp4")
         self.refused("device", model, device="tpu")
         self.refused("lock: found 1, expected True or False", model, lock=1)
         self.refused("max_draft does nothing without speculate", model, max_draft=3)
@@ -343,18 +374,24 @@ class Open(unittest.TestCase):
         self.refused("/nowhere/model.gguf", "/nowhere/model.gguf", kind=millrace.Error)
         self.refused("found no such file and no model of this name", "smolm2")
         self.refused("model: found 5", 5)
+        self.refused("model: found '', expected some text", "")
+        self.refused("expected no zero byte", "a\0b")
+        self.refused("model: found half of a surrogate pair", "a\udc80.gguf")
+        self.refused("kv_type: found half of a surrogate pair", ROOT / "README.md", kv_type="\ud800")
         self.refused("README.md", ROOT / "README.md", kind=millrace.Error)
         with self.assertRaises(ValueError):  # as Python's own code expects
             millrace.LLM("smolm2")
 
     def test_closed_models_refuse(self):
-        llm = tiny("llama3")
-        stream = llm.stream("a", max_tokens=400, ignore_eos=True)
+        llm = tiny("llama3", **ROOMY)
+        stream = llm.stream("a", **LONG)
         next(stream)
         llm.close()
         llm.close()
         with self.assertRaises(millrace.BusyError):
             llm.generate("a")[0]
+        with self.assertRaisesRegex(millrace.BusyError, "model: was closed"):
+            millrace.serve(llm, port=0)
         self.assertIn("cancelled", [event.finish_reason for event in stream])
 
     def test_import_is_quick(self):
@@ -384,6 +421,41 @@ class Open(unittest.TestCase):
         self.assertTrue(told.startswith("interrupted"), told)
         self.assertEqual(process.returncode, 0)
         print(f"[  figure  ] Ctrl-C to exit: {time.monotonic() - start:.1f} s", file=sys.stderr)
+
+    def test_ctrl_c_cancels_what_it_ends(self):
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            with tiny("llama3", **ROOMY) as llm:
+                messages = [{"role": "user", "content": "a"}]
+                for ask in (lambda: llm.chat(messages, **LONG), lambda: llm.generate("a", **LONG)[0],
+                            lambda: list(llm.chat(messages, stream=True, **LONG)), lambda: list(llm.stream("a", **LONG)),
+                            lambda: llm.embed([[7] * 8000] * 2)):
+                    before_it = llm.stats()["cancelled"]
+                    signal.setitimer(signal.ITIMER_REAL, 0.1)
+                    try:
+                        ask()
+                        self.fail("was not interrupted")
+                    except KeyboardInterrupt as error:
+                        held = error.__traceback__  # with the frames that held the request
+                    deadline = time.monotonic() + 20
+                    while llm.stats()["running"] or llm.stats()["waiting"] or llm.stats()["cancelled"] == before_it:
+                        self.assertLess(time.monotonic(), deadline)
+                        time.sleep(0.01)
+                    del held
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    def test_everything_public_is_described(self):
+        for name in set(millrace.__all__) - {"__version__"}:
+            public = getattr(millrace, name)
+            self.assertTrue(public.__doc__, name)
+            for member, value in vars(public).items() if isinstance(public, type) else ():
+                if not member.startswith("_") and (callable(value) or isinstance(value, property)):
+                    self.assertTrue(value.__doc__, f"{name}.{member}")
 
     def test_the_gil_is_not_held_while_computing(self):
         with tiny("llama3") as llm:
@@ -458,44 +530,52 @@ class Streams(Tiny):
             return text
 
         async def many():
-            ticks = 0
+            return await asyncio.gather(*(read() for _ in range(10)))
 
-            async def tick():
-                nonlocal ticks
+        self.assertEqual(asyncio.run(many()), [expected] * 10)
+
+    def test_the_loop_turns_while_a_token_is_waited_for(self):
+        async def turns_inside_waits():
+            turns = inside = 0
+
+            async def turn():
+                nonlocal turns
                 while True:
-                    await asyncio.sleep(0.001)
-                    ticks += 1
+                    await asyncio.sleep(0)
+                    turns += 1
 
-            ticking = asyncio.create_task(tick())
-            found = await asyncio.gather(*(read() for _ in range(10)))
-            ticking.cancel()
-            return found, ticks
+            turning = asyncio.create_task(turn())
+            for _ in range(20):  # one at a time: of each the first token, at the least, is not there yet
+                stream = self.llm.stream("the water", temperature=0, max_tokens=5, ignore_eos=True)
+                before = turns
+                async for _ in stream:
+                    inside += turns - before
+                    before = turns
+            turning.cancel()
+            return inside
 
-        found, ticks = asyncio.run(many())
-        self.assertEqual(found, [expected] * 10)
-        self.assertGreater(ticks, 0)
+        self.assertGreater(asyncio.run(turns_inside_waits()), 0)  # never, if a wait held the loop
 
     def test_leaving_an_async_loop_cancels(self):
-        before = self.llm.stats()["cancelled"]
-
-        async def leave():
-            async for _ in self.llm.stream("a", max_tokens=450, ignore_eos=True):
+        async def leave(llm):
+            async for _ in llm.stream("a", **LONG):
                 break
 
-        async def cancelled():
-            stream = self.llm.stream("a", max_tokens=450, ignore_eos=True)
+        async def cancelled(llm):
+            stream = llm.stream("a", **LONG)
             task = asyncio.create_task(stream.__anext__())
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-        asyncio.run(leave())
-        asyncio.run(cancelled())
-        gc.collect()
-        deadline = time.monotonic() + 20
-        while self.llm.stats()["cancelled"] < before + 2:
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
+        with tiny("llama3", **ROOMY) as llm:
+            asyncio.run(leave(llm))
+            asyncio.run(cancelled(llm))
+            gc.collect()
+            deadline = time.monotonic() + 20
+            while llm.stats()["cancelled"] < 2:
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.01)
 
     def test_a_stream_holds_its_model(self):
         how = {"max_tokens": 5, "ignore_eos": True}

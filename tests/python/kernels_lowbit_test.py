@@ -7,6 +7,7 @@
 Run by tests/python/kernels_test.py with the package on the path.
 """
 
+import math
 import sys
 
 import torch
@@ -67,6 +68,64 @@ def coded(w, type):
         return (w.to(plain), None), w.to(plain).double()
     values, scales = mt.quantize(w, type)
     return (values, scales), mt.dequantize(values, type, scales).double()
+
+
+def gpu_unit(codes, scales, zeros, format):
+    """One unit, codes uint8 [64, 128], as kernels/quant/lowbit_units.h describes it, word by word."""
+    places = (0xF876, 0x2BA9, 0x5EDC, 0x1043)
+    int4 = format.startswith("int4")
+    out = bytearray()
+    for at in range(1024):
+        word = 0
+        for i in range(8):
+            row = at // 32 % 4 * 16 + at % 32 // 4 + i // 2 % 2 * 8
+            column = at // 128 * 16 + at % 4 * 2 + i % 2 + i // 4 * 8
+            code = int(codes[row, column])
+            if int4:
+                word |= code << (i // 2 * 4 + i % 2 * 16)
+                continue
+            for b in range(4):
+                half = (i + (b == 3 and i // 2 in (1, 2))) % 2
+                word |= (code >> b & 1) << ((places[i // 2] >> 4 * b & 15) + 16 * half)
+        out += word.to_bytes(4, "little")
+    rows = [slot // 16 * 16 + slot % 16 // 2 + slot % 2 * 8 for slot in range(64)]
+    for group in range(scales.shape[1]):
+        of_rows = scales[rows, group].contiguous()
+        if int4:
+            out += of_rows.view(torch.uint8).numpy().tobytes() + zeros[rows, group].contiguous().numpy().tobytes()
+        elif format == "mxfp4":
+            out += bytes(int(e) + 94 for e in of_rows)
+        else:  # what is stored is the power of two above 2^-9 and three bits: by value
+            values = [float(x) for x in of_rows.view(torch.float8_e4m3fn)]
+            logs = [math.frexp(x)[1] - 1 for x in values]
+            out += bytes((e + 9) << 3 | int((x / 2.0**e - 1) * 8) for x, e in zip(values, logs))
+    return torch.frombuffer(out, dtype=torch.uint8).clone()
+
+
+def test_layouts_of_devices():
+    """What a GPU repacked is repacked where it is loaded, and a module that moves takes its weight along."""
+    from millrace_kernels.torch import _lowbit_layout
+
+    torch.manual_seed(5)
+    for format in ("mxfp4", "nvfp4", "int4_32", "int4_128"):
+        linear = torch.nn.Linear(128, 64, device="cpu")
+        with torch.device("cpu"):
+            layer = mt.LowBitLinear(linear, format)
+            x = torch.randn(3, 128)
+            want = layer(x)
+            parts = _lowbit_layout.published(layer.weight, "cpu", format, 64, 128)
+            state = layer.state_dict()
+            extra = next(name for name in state if name.endswith("_extra_state"))
+            assert state[extra]["layout"] == "cpu"
+            state["weight"] = gpu_unit(*parts, format)
+            state[extra] = {"scale": layer.scale}  # names no layout: as states were before there was a CPU's
+            again = mt.LowBitLinear(linear, format)
+            again.load_state_dict(state)
+            assert torch.equal(again(x), want), format
+        if device() != "cpu":
+            moved = mt.LowBitLinear(linear, format).to(device())
+            close(f"{format} moved", moved(x.to(device())).cpu(), want.double(), BF16)
+            assert torch.equal(moved.to("cpu")(x), want), format
 
 
 def test_packed():
@@ -142,6 +201,22 @@ def test_quantize_model():
     assert mt.quantize_(odd, "q4_0", skip=("1",)) == 1
     compiled = torch.compile(odd, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x.detach()), odd(x.detach()))
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def test_parametrized():
+    """torch's parametrizations are seen by layers that look their tensors up themselves."""
+    torch.manual_seed(46)
+    x = torch.zeros(3, 128)
+    for kind, type_of_weight in ((mt.LowBitLinear, "nvfp4"), (mt.QuantizedLinear, "q8_0")):
+        layer = kind(torch.nn.Linear(128, 64), type_of_weight)
+        before = layer(x).detach()
+        torch.nn.utils.parametrize.register_parametrization(layer, "bias", Doubled())
+        assert before.abs().max() > 0 and torch.equal(layer(x), 2 * before), kind.__name__
 
 
 if __name__ == "__main__":

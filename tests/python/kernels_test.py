@@ -32,13 +32,14 @@ PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # Examples beside other people's packages, each in an environment of its own: (what is installed without what it needs).
 # They run when --only names them, or their environment is there already.
 BESIDE = {"vllm": ("vllm==0.33.0",), "tensorflow": ()}
-PARTS = ("contents", "torch", "calls", "training", "lowbit", "transformers", "jax", "arrays", "documents", "examples")
+PARTS = ("contents", "hub", "torch", "functions", "calls", "direct", "training", "lowbit", "transformers", "jax", "arrays", "documents", "examples")
 WHEEL_LIMIT = 30 << 20  # bytes
 # What a library of the wheel may need from outside: the C and C++ runtimes, and torch's own where it is torch's.
 SYSTEM = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2",
           "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 NEEDED = {"libmillrace_kernels.so": SYSTEM,
           "libmillrace_torch.so": SYSTEM | {"libmillrace_kernels.so", "libtorch_cpu.so"},
+          "_direct.abi3.so": SYSTEM | {"libmillrace_torch.so", "libtorch_cpu.so"},
           "libmillrace_jax.so": SYSTEM | {"libmillrace_kernels.so"}}
 STABLE = re.compile(r"(aoti_torch_|torch_)\w+")  # torch's stable ABI is C: everything else of libtorch is not
 
@@ -125,17 +126,43 @@ def check_contents(wheel):
                    "millrace_kernels/include/millrace/kernels/gemm.h"):
         assert wanted in names, f"{wheel.name} has no {wanted}"
     assert "millrace/__init__.py" not in names, "millrace/__init__.py is the engine's"
-    libraries = {Path(n).name for n in names if ".so" in n}  # auditwheel has put none beside them
-    assert libraries == set(NEEDED), f"{wheel.name} has the libraries {sorted(libraries)}"
+    libraries = {Path(n).name: to / n for n in names if ".so" in n}  # auditwheel has put none beside them
+    assert set(libraries) == set(NEEDED), f"{wheel.name} has the libraries {sorted(libraries)}"
     for name, allowed in NEEDED.items():
-        more = needed(to / "millrace_kernels" / "lib" / name) - allowed
+        more = needed(libraries[name]) - allowed
         assert not more, f"{name} needs {sorted(more)}"
-    own = {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable"}
-    torch_symbols = {s for s in undefined(to / "millrace_kernels" / "lib" / "libmillrace_torch.so")
-                     if "torch" in s or "c10" in s or "at2" in s} - own
-    unstable = {s for s in torch_symbols if not STABLE.fullmatch(s)}
-    assert torch_symbols and not unstable, f"libmillrace_torch.so calls {sorted(unstable)}, not of torch's stable ABI"
-    print(f"contents: passed, {wheel.stat().st_size / 2**20:.1f} MiB, {len(torch_symbols)} functions of torch")
+    own = {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "millrace_torch_kernel"}
+    for name in ("libmillrace_torch.so", "_direct.abi3.so"):
+        torch_symbols = {s for s in undefined(libraries[name]) if "torch" in s or "c10" in s or "at2" in s} - own
+        unstable = {s for s in torch_symbols if not STABLE.fullmatch(s)}
+        assert torch_symbols and not unstable, f"{name} calls {sorted(unstable)}, not of torch's stable ABI"
+    of_python = {s for s in undefined(libraries["libmillrace_torch.so"]) if s.startswith(("Py", "_Py"))}
+    assert not of_python, f"libmillrace_torch.so calls Python: {sorted(of_python)}"
+    print(f"contents: passed, {wheel.stat().st_size / 2**20:.1f} MiB, no library of others")
+
+
+# As the package `kernels` loads a variant: its folder by path, under a name that nobody else has.
+LOAD = """
+import importlib.util, sys, torch
+spec = importlib.util.spec_from_file_location("_millrace_kernels_of_the_hub", sys.argv[1] + "/__init__.py")
+module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+assert "millrace_kernels" not in sys.modules, "the installed package was imported as well"
+q = torch.randn(1, 3, 2, 16, requires_grad=True)
+module.attention(q, q, q, causal=True).sum().backward()
+assert q.grad.shape == q.shape and module.rms_norm(q).shape == q.shape
+"""
+
+
+def check_hub(python, wheel):
+    """`make hub` makes a repository of the hub of this wheel, which loads from where it lies."""
+    out = ROOT / "build" / "hub-test"
+    run([python, ROOT / "tools" / "make_hub.py", wheel, out], check=True, stdout=subprocess.DEVNULL)
+    assert (out / "build.toml").is_file() and (out / "README.md").is_file()
+    variant, = (out / "build").iterdir()
+    assert variant.name.startswith("torch-stable-abi210-cpu-"), variant.name
+    run([python, "-c", LOAD, variant], cwd=out, check=True)
+    print(f"hub: passed, {variant.name}")
 
 
 def install(python, wheel):
@@ -187,6 +214,9 @@ def main():
     for name in parts:
         if name in BESIDE:
             passed = run_beside(name, wheel, bool(arguments.only))
+        elif name == "hub":
+            check_hub(python, wheel)
+            passed = True
         else:
             passed = name == "contents" or script(python, name) in (0, 77)
         if not passed:

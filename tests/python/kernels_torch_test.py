@@ -591,10 +591,14 @@ def test_sample():
     u = torch.rand(6, dtype=torch.float64)
     alone = torch.cat([mt.sample(logits[i:i + 1], uniform=u[i:i + 1], top_p=0.9) for i in range(6)])
     assert torch.equal(alone, mt.sample(logits, uniform=u, top_p=0.9))
+    how = {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.02}
+    assert torch.equal(mt.sample(logits, uniform=u, **how), mt.sample(logits, uniform=u, **{**how, "top_p": [0.9] * 6}))
     assert mt.sample(torch.full((1, 4), math.nan)).tolist() == [-1]
     assert mt.sample(torch.full((1, 4), -math.inf)).tolist() == [-2]
     assert mt.sample(logits[:0]).shape == (0,)
     raises(ValueError, "top_k", mt.sample, logits, top_k=[1, 2])
+    raises(RuntimeError, "top_k", mt.sample, logits, top_k=1 << 40)
+    raises(RuntimeError, "temperature", mt.sample, logits, temperature=-1.0)
 
 
 # ---------------------------------------------------------------- torch's own tools
@@ -619,6 +623,7 @@ def samples():
     coded, scales = ops.attention_quantize(f16[0], 1, True)
     blocked, block_scales = ops.attention_quantize(f16[0], 128)
     pool = random(3, 16, 1, 16, grad=False)
+    paged = plain[0], pool, pool, torch.tensor([[0, 2]], dtype=torch.int32), torch.tensor([20], dtype=torch.int32)
     rows = [torch.tensor(v, dtype=t, device="cpu") for v, t in (([0.1, 0.5, 0.9], torch.float64), ([1.0] * 3, F32),
                                                  ([0] * 3, torch.int32), ([0.9] * 3, F32), ([0.0] * 3, F32))]
     four_bits = torch.randint(0, 256, (8, 64), dtype=torch.uint8), torch.full((8, 4), 127, dtype=torch.uint8)
@@ -627,14 +632,15 @@ def samples():
         "lowbit_repack": [(*four_bits, None, "mxfp4", "rows", 8, 128)],
         "lowbit_linear": [(random(3, 128, dtype=BF16), packed, "mxfp4", 8, 128, 1.0, random(8))],
         "attention": [(q, k, v), (q, k, v, sinks), (*ragged, None, cu, cu, 2, 2)],
-        "attention_dense": [(*plain[:3],), (*plain[:3], 0.3, 5.0, 2, 0), (*[plain[0]] * 3, 0.3, 0.0, -1, 0, True)],
-        "attention_dense_lse": [(q, k, v), (q, k, v, 0.3, 5.0, 2, 0), (q, q, q, 0.3, 0.0, -1, 0, True)],
+        "attention_plain": [(*plain,), (*[t.detach() for t in ragged], None, cu, cu, 2, 2)],
+        "attention_dense": [(*plain[:3],), (*plain, False, True, 0.3, 5.0, 2, 0), (*[plain[0]] * 3, None, True, True)],
+        "attention_dense_lse": [(q, k, v), (q, k, v, sinks, False, True, 0.3, 5.0, 2, 0), (q, q, q, None, True, True)],
         "norm_plain": [(d[0], d[2]), (d[0], d[2], d[2], 1e-5, 0.0, True)],
+        "add_norm_plain": [(d[0], d[1], d[2]), (d[0], d[1], d[2], d[2], True, 1e-5)],
         "attention_backward": [(torch.randn(out.shape), *plain[:3], out, lse, plain[3])],
         "attention_fp8": [(coded, blocked, blocked, scales, block_scales, block_scales)],
         "attention_quantize": [(f16[0], 1, True), (f16[0], 128)],
-        "attention_paged": [(plain[0], pool, pool, torch.tensor([[0, 2]], dtype=torch.int32),
-                             torch.tensor([20], dtype=torch.int32))],
+        "attention_paged": [paged], "attention_paged_plain": [paged],
         "rms_norm": [(x, w), (x,)], "layer_norm": [(x, w, b), (x,)], "add_rms_norm": [(x, r, w)],
         "add_layer_norm": [(x, r, w, b)],
         "norm_backward": [(d[1], d[0], d[2], None, torch.ones(3), None, 0.0, True, False)],
@@ -643,9 +649,9 @@ def samples():
         "gated_activation": [(x, r, "swiglu")], "gated_activation_backward": [(d[1], d[0], d[1], "geglu")],
         "softmax": [(x, 2.0)], "softmax_backward": [(d[1], torch.softmax(d[0], -1))],
         "dropout": [(x, 0.5, torch.tensor([3, 4], device="cpu"))],
-        "cross_entropy": [(x, tokens)],
+        "cross_entropy": [(x, tokens), *([(x, tokens.long(), -100, 1), (x, tokens, 1, 2)] if device() == "cpu" else [])],
         "cross_entropy_backward": [(torch.ones(3), d[0], tokens, d[0].logsumexp(-1))],
-        "linear_cross_entropy": [(x, random(5, 8), tokens)],
+        "linear_cross_entropy": [(x, random(5, 8), tokens), (x, random(5, 8), tokens.long(), -100, 1)],
         "linear_cross_entropy_backward": [(torch.ones(3), d[0], random(5, 8, grad=False), tokens, torch.full((3,), 2.5))],
         "linear_fp8": [(x, random(5, 8), random(5), "e5m2"), (x, random(5, 8), None, "e4m3")],
         "matmul_fp8": [(d[0].to(torch.float8_e4m3fn), d[1].to(torch.float8_e5m2), torch.ones(3, 1), torch.ones(1, 1),
@@ -663,7 +669,7 @@ def samples():
         "experts": [(wide, chosen, weights.requires_grad_(), gate, up, down)],
         "experts_backward": [(wide.detach(), wide.detach(), chosen, weights.detach(), gate.detach(), up.detach(),
                               down.detach(), None, None, None, "", "swiglu", 1.702, 7.0, True)],
-        "sample": [(d[0], *rows)],
+        "sample": [(d[0], *rows)], "sample_alike": [(d[0], rows[0], 0.8, 3, 0.9, 0.1), (d[0], rows[0][0], 1.0, 0, 1.0, 0.0)],
     }
 
 
@@ -687,6 +693,34 @@ def test_opcheck():
         for args in calls:
             named = {"test_utils": fewer} if name in ("attention_fp8", "attention_quantize", "matmul_fp8") else {}
             opcheck(getattr(ops, name).default, args, **named)
+
+
+# Activations or weights are rounded on the way, and differences of what comes out are not small ones of what went in:
+# their gradients are compared with float64 of the rounded numbers (test_quantized, kernels_training_test, kernels_lowbit_test).
+ROUNDED = {"linear_quantized", "linear_packed", "lowbit_linear", "linear_fp8"}
+
+
+def test_gradcheck():
+    """Every gradient against differences of the operation itself, as exactly as float32 lets them be taken."""
+    torch.manual_seed(23)
+    recorded, given = set(mt._autograd.RECORDED), samples()
+    assert ROUNDED < recorded and recorded < defined_operations()
+    if device() != "cpu":
+        recorded -= {"experts", "linear_cross_entropy"}  # a GPU refuses these, or their gradients
+    for name in sorted(recorded - ROUNDED):
+        for args in given[name]:
+
+            def outputs(*args):
+                made = getattr(ops, name)(*args)
+                return tuple(x for x in (made if isinstance(made, tuple) else (made,)) if x.requires_grad)
+
+            if not outputs(*args):
+                raise AssertionError(f"{name}: a sample without a gradient")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of inputs that are not float64: this step is as wide as float32 wants
+                many = sum(x.numel() for x in args if isinstance(x, torch.Tensor) and x.requires_grad) > 1000
+                assert torch.autograd.gradcheck(outputs, args, eps=1e-2, atol=5e-3, rtol=5e-3, nondet_tol=0.0,
+                                                fast_mode=many), name
 
 
 def test_compile():

@@ -2,28 +2,12 @@
 
 import array
 import json
-import pathlib
-import subprocess
-import sys
-import unittest
 
-import harness
-import shared
-from harness import ROOT, SMOLLM2
-from shared import MESSAGES, SharedServer, dot, wait_for
+from harness import ROOT
+from shared import MESSAGES, OpenAIClient, SharedServer, dot, run_node_client, wait_for
 
 
-@unittest.skipUnless(SMOLLM2.is_file(), "no model")
-class OfficialClient(SharedServer):
-    @classmethod
-    def setUpClass(cls):
-        if shared.NO_CLIENT:
-            raise unittest.SkipTest(shared.NO_CLIENT)
-        super().setUpClass()
-        import openai
-        cls.openai = openai
-        cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0)
-
+class OfficialClient(OpenAIClient):
     def chat(self, **options):
         return self.client.chat.completions.create(model="smollm2", messages=MESSAGES, **options)
 
@@ -251,13 +235,4 @@ class OfficialClient(SharedServer):
 
 class NodeClient(SharedServer):
     def test_official_client(self):
-        missing = harness.node_package("openai")
-        if missing:
-            print(f"SKIPPED: the tests with the official Node client because {missing}", file=sys.stderr)
-            self.skipTest(missing)
-        # Node looks for packages beside the script.
-        script = harness.NODE / "node_client.mjs"
-        script.write_text((pathlib.Path(__file__).resolve().parent / "node_client.mjs").read_text())
-        done = subprocess.run(["node", script, self.server.url], capture_output=True, text=True, timeout=120)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertIn("all 15 held", done.stdout)
+        run_node_client(self, "openai", "node_client.mjs", 15)

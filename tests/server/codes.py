@@ -3,26 +3,15 @@
 import json
 import pathlib
 import tempfile
-import unittest
 
 import shared
 from harness import SMOLLM2, Server
-from shared import MESSAGES, SharedServer
+from shared import MESSAGES, OpenAIClient
 
 LONG_TEXT = "word " * 3000  # more than the context of SharedServer
 
 
-@unittest.skipUnless(SMOLLM2.is_file(), "no model")
-class ErrorCodes(SharedServer):
-    @classmethod
-    def setUpClass(cls):
-        if shared.NO_CLIENT:
-            raise unittest.SkipTest(shared.NO_CLIENT)
-        super().setUpClass()
-        import openai
-        cls.openai = openai
-        cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0)
-
+class ErrorCodes(OpenAIClient):
     def test_context_length_exceeded_wherever_a_prompt_is_taken(self):
         user = [{"role": "user", "content": LONG_TEXT}]
         for field, call in (

@@ -5,15 +5,13 @@ They come from PyPI into build/python/anthropic and from npm into build/node.
 
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 import unittest
 
 import harness
 import shared
 from harness import SMOLLM2, Server
-from shared import MESSAGES, SharedServer, describe
+from shared import MESSAGES, HarmonyServer, SharedServer, run_node_client
 
 WEATHER = {"name": "get_weather", "description": "The weather of a city.", "strict": True, "input_schema": {
     "type": "object", "additionalProperties": False, "required": ["city"],
@@ -239,19 +237,10 @@ class AnthropicClient(SharedServer):
 
 class AnthropicNode(SharedServer):
     def test_official_client(self):
-        missing = harness.node_package("@anthropic-ai/sdk")
-        if missing:
-            print(f"SKIPPED: the tests with Anthropic's Node client because {missing}", file=sys.stderr)
-            self.skipTest(missing)
-        # Node looks for packages beside the script.
-        script = harness.NODE / "node_messages.mjs"
-        script.write_text((pathlib.Path(__file__).resolve().parent / "node_messages.mjs").read_text())
-        done = subprocess.run(["node", script, self.server.url], capture_output=True, text=True, timeout=120)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertIn("all 5 held", done.stdout)
+        run_node_client(self, "@anthropic-ai/sdk", "node_messages.mjs", 5)
 
 
-class AnthropicThinking(unittest.TestCase):
+class AnthropicThinking(HarmonyServer):
     """gpt-oss's format with random weights: thoughts, calls and texts in any order."""
 
     @classmethod
@@ -259,20 +248,8 @@ class AnthropicThinking(unittest.TestCase):
         missing = harness.package("anthropic")
         if missing:
             raise unittest.SkipTest(missing)
-        cls.directory = tempfile.TemporaryDirectory(prefix="millrace-messages-test-")
-        model = pathlib.Path(cls.directory.name) / "tiny.gguf"
-        subprocess.run([shared.BINARY, "synth", "tiny-gpt-oss", str(model)], check=True, capture_output=True)
-        cls.server = Server(shared.BINARY, model, "--ctx", 4096, "--model-id", "tiny")
-        cls.server.__enter__()
-        describe(cls.server)
+        super().setUpClass()
         cls.client = client_of(cls.server.url)
-        tokens = cls.server.json("POST", "/tokenize", {"content": "<|end|>"})[1]["tokens"]
-        cls.end = {str(tokens[-1]): 8}  # thoughts of random weights would hardly ever end by themselves
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.server.__exit__()
-        cls.directory.cleanup()
 
     def fields(self, seed, **options):
         return {"model": "tiny", "max_tokens": 1100, "messages": MESSAGES, "extra_body": {"seed": seed, "logit_bias": self.end},

@@ -12,7 +12,7 @@ import harness
 import shared
 from harness import SMOLLM2, Server
 from models import GOLDEN
-from shared import MESSAGES, wait_for
+from shared import MESSAGES, run_node_client, wait_for
 
 WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "The weather of a city.", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
@@ -253,12 +253,4 @@ class OllamaClient(unittest.TestCase):
         self.assertEqual(client.pull(name).status, "success")  # and again
 
     def test_node_client(self):
-        missing = harness.node_package("ollama")
-        if missing:
-            print(f"SKIPPED: the tests with Ollama's Node client because {missing}", file=sys.stderr)
-            self.skipTest(missing)
-        script = harness.NODE / "ollama_client.mjs"  # Node looks for packages beside the script
-        script.write_text((pathlib.Path(__file__).resolve().parent / "ollama_client.mjs").read_text())
-        done = subprocess.run(["node", script, self.server.url], capture_output=True, text=True, timeout=120)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertIn("all 4 held", done.stdout)
+        run_node_client(self, "ollama", "ollama_client.mjs", 4)

@@ -1,8 +1,13 @@
 """What the server's tests share: the binary under test, what could not be had, and a server for a whole class."""
 
+import pathlib
+import subprocess
+import sys
+import tempfile
 import time
 import unittest
 
+import harness
 from description import Description
 from harness import SMOLLM2, Server
 
@@ -57,3 +62,51 @@ class SharedServer(unittest.TestCase):
         if param:
             self.assertEqual(parsed["error"]["param"], param)
             self.assertIn(param, parsed["error"]["message"])
+
+
+@unittest.skipUnless(SMOLLM2.is_file(), "no model")
+class OpenAIClient(SharedServer):
+    """self.client: OpenAI's client of that server; self.openai: its package."""
+
+    @classmethod
+    def setUpClass(cls):
+        if NO_CLIENT:
+            raise unittest.SkipTest(NO_CLIENT)
+        super().setUpClass()
+        import openai
+        cls.openai = openai
+        cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0)
+
+
+class HarmonyServer(unittest.TestCase):
+    """gpt-oss's format with random weights: self.model; self.end: a bias towards the end of a message, because thoughts
+    of random weights would hardly ever end by themselves."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = tempfile.TemporaryDirectory(prefix="millrace-harmony-test-")
+        cls.model = pathlib.Path(cls.directory.name) / "tiny.gguf"
+        subprocess.run([BINARY, "synth", "tiny-gpt-oss", str(cls.model)], check=True, capture_output=True)
+        cls.server = Server(BINARY, cls.model, "--ctx", 4096, "--model-id", "tiny")
+        cls.server.__enter__()
+        describe(cls.server)
+        tokens = cls.server.json("POST", "/tokenize", {"content": "<|end|>"})[1]["tokens"]
+        cls.end = {str(tokens[-1]): 8}
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.__exit__()
+        cls.directory.cleanup()
+
+
+def run_node_client(test, package, script, held):
+    """A script of this folder, with a package of npm, against test.server; it says how many of its checks held."""
+    missing = harness.node_package(package)
+    if missing:
+        print(f"SKIPPED: the tests with npm's {package} because {missing}", file=sys.stderr)
+        test.skipTest(missing)
+    copy = harness.NODE / script  # Node looks for packages beside the script
+    copy.write_text((pathlib.Path(__file__).resolve().parent / script).read_text())
+    done = subprocess.run(["node", copy, test.server.url], capture_output=True, text=True, timeout=120)
+    test.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    test.assertIn(f"all {held} held", done.stdout)

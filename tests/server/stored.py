@@ -1,24 +1,11 @@
 """What the responses API keeps: conversations, events that are read again, prompts that are cut to fit."""
 
-import json
-import unittest
-
 import shared
 from harness import SMOLLM2, Server
-from shared import SharedServer, wait_for
+from shared import OpenAIClient
 
 
-@unittest.skipUnless(SMOLLM2.is_file(), "no model")
-class StoredResponses(SharedServer):
-    @classmethod
-    def setUpClass(cls):
-        if shared.NO_CLIENT:
-            raise unittest.SkipTest(shared.NO_CLIENT)
-        super().setUpClass()
-        import openai
-        cls.openai = openai
-        cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0)
-
+class StoredResponses(OpenAIClient):
     def create(self, **options):
         return self.client.responses.create(model="smollm2", **{"temperature": 0, **options})
 

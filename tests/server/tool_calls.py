@@ -6,7 +6,7 @@ import unittest
 
 import shared
 from harness import SMOLLM2, Server
-from shared import MESSAGES, SharedServer
+from shared import MESSAGES, OpenAIClient
 
 
 def function(name, strict=None, **properties):
@@ -30,16 +30,7 @@ def flat_custom(tool):
     return out
 
 
-@unittest.skipUnless(SMOLLM2.is_file(), "no model")
-class ToolCalls(SharedServer):
-    @classmethod
-    def setUpClass(cls):
-        if shared.NO_CLIENT:
-            raise unittest.SkipTest(shared.NO_CLIENT)
-        super().setUpClass()
-        import openai
-        cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0)
-
+class ToolCalls(OpenAIClient):
     def chat(self, tools, choice, seed=0, **options):
         return self.client.chat.completions.create(model="smollm2", **{
             "messages": MESSAGES, "tools": tools, "tool_choice": choice, "seed": seed, "max_tokens": 400, **options})

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6;
 
-struct GgufVocabulary {
+struct WrittenVocabulary {
   bool sentencepiece = false;
   std::vector<std::string> tokens, merges;
   std::vector<int32_t> types;
@@ -23,7 +23,7 @@ struct GgufVocabulary {
 };
 
 // A piece made by an earlier merge is the better one; pieces no merge makes are the worst.
-void score_pieces(const TokenizerJson& json, GgufVocabulary& v) {
+void score_pieces(const TokenizerJson& json, WrittenVocabulary& v) {
   std::map<std::string, size_t> rank;
   for (size_t i = 0; i < json.merges.size(); ++i) {
     rank.emplace(json.merges[i].first + json.merges[i].second, i);
@@ -36,8 +36,8 @@ void score_pieces(const TokenizerJson& json, GgufVocabulary& v) {
   }
 }
 
-GgufVocabulary gguf_vocabulary(const TokenizerJson& json, const std::string& source, int32_t size) {
-  GgufVocabulary v;
+WrittenVocabulary gguf_vocabulary(const TokenizerJson& json, const std::string& source, int32_t size) {
+  WrittenVocabulary v;
   const nlohmann::json model = json.rest.value("model", nlohmann::json::object());
   v.sentencepiece = model.value("byte_fallback", false);
   v.tokens.resize(static_cast<size_t>(size));
@@ -118,7 +118,7 @@ void write_vocabulary(const io::Checkpoint& hf, const ModelConfig& config, io::G
   if (hf.hf->tokenizer_json.empty()) return;
   const std::string source = hf.path() + "/tokenizer.json";
   const TokenizerJson json = parse_tokenizer_json(hf.hf->tokenizer_json, source);
-  const GgufVocabulary v = gguf_vocabulary(json, source, config.vocab);
+  const WrittenVocabulary v = gguf_vocabulary(json, source, config.vocab);
   const auto tokenizer = load_tokenizer(hf);
   writer.set_string("tokenizer.ggml.model", v.sentencepiece ? "llama" : "gpt2");
   const std::string_view pre = v.sentencepiece ? "default" : tokenizer->gguf_pre();

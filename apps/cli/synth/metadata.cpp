@@ -1,8 +1,9 @@
 // The keys of a GGUF file, as llama.cpp's converter writes them, with a synthetic tokenizer.
+#include "synth/metadata.h"
+
 #include "base/error.h"
 #include "model/architecture.h"
 #include "model/gguf_keys.h"
-#include "synth/plan.h"
 #include "synth/vocabulary.h"
 
 namespace millrace::cli {
@@ -16,7 +17,7 @@ void write_tokenizer(const SynthPlan& plan, io::GgufWriter& writer) {
                 plan.config.name, vocab);
   }
   const SyntheticTokenizer tokenizer = architecture_of(plan.config).synthetic_tokenizer(vocab);
-  const Vocabulary vocabulary = make_vocabulary(vocab, tokenizer.specials);
+  const SyntheticVocabulary vocabulary = make_vocabulary(vocab, tokenizer.specials);
   writer.set_string("tokenizer.ggml.model", "gpt2");
   writer.set_string("tokenizer.ggml.pre", tokenizer.pre);
   writer.set_strings("tokenizer.ggml.tokens", vocabulary.tokens);

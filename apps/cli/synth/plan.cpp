@@ -8,7 +8,7 @@
 #include "io/hf_directory.h"
 #include "model/architecture.h"
 #include "model/config_reader.h"
-#include "quant/request.h"
+#include "quant/type_request.h"
 
 namespace millrace::cli {
 namespace {
@@ -38,9 +38,9 @@ DType fitting(DType type, int64_t cols) {
 }
 
 // Lists the tensors of one model, layer by layer in the order llama.cpp's converter does.
-class Planner {
+class TensorPlanner {
  public:
-  Planner(const nlohmann::json& config, const std::string& source, const SynthTypes& types) {
+  TensorPlanner(const nlohmann::json& config, const std::string& source, const SynthTypes& types) {
     plan_.checkpoint.hf = std::make_shared<io::HfDirectory>();
     plan_.checkpoint.hf->path = source;
     plan_.checkpoint.hf->config = config;
@@ -134,7 +134,7 @@ class Planner {
 }  // namespace
 
 SynthPlan make_plan(const nlohmann::json& config, const std::string& source, const SynthTypes& types) {
-  return Planner(config, source, types).make();
+  return TensorPlanner(config, source, types).make();
 }
 
 }  // namespace millrace::cli

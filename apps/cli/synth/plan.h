@@ -38,7 +38,4 @@ struct SynthTypes {
 // q8_0, and where that does not fit either to f16. Throws Error for a config that is no supported model.
 SynthPlan make_plan(const nlohmann::json& config, const std::string& source, const SynthTypes& types);
 
-// The metadata, tokenizer and chat template included.
-void write_metadata(const SynthPlan& plan, io::GgufWriter& writer);
-
 }  // namespace millrace::cli

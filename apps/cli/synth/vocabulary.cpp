@@ -55,7 +55,7 @@ std::vector<Word> make_words(size_t count, const std::string& space) {
 
 }  // namespace
 
-Vocabulary make_vocabulary(int32_t size, const std::map<int32_t, std::string>& specials) {
+SyntheticVocabulary make_vocabulary(int32_t size, const std::map<int32_t, std::string>& specials) {
   constexpr int32_t kBytes = 256, kMaxWords = 1000000;
   const int32_t needed = kBytes + static_cast<int32_t>(specials.size());
   if (size < needed || size > kMaxWords) {
@@ -64,7 +64,7 @@ Vocabulary make_vocabulary(int32_t size, const std::map<int32_t, std::string>& s
   }
   const std::vector<std::string> alphabet = byte_alphabet();
   const std::vector<Word> words = make_words(static_cast<size_t>(size - needed), alphabet[' ']);
-  Vocabulary vocabulary;
+  SyntheticVocabulary vocabulary;
   size_t next = 0;  // of the bytes, then of the words
   for (int32_t id = 0; id < size; ++id) {
     if (const auto special = specials.find(id); special != specials.end()) {

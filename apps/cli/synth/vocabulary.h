@@ -9,13 +9,13 @@
 
 namespace millrace::cli {
 
-struct Vocabulary {
+struct SyntheticVocabulary {
   std::vector<std::string> tokens;
   std::vector<int32_t> types;  // GGUF's: 1 normal, 3 control
   std::vector<std::string> merges;
 };
 
 // Throws Error when `size` has no room for the bytes and the specials, or asks for more than there are words.
-Vocabulary make_vocabulary(int32_t size, const std::map<int32_t, std::string>& specials);
+SyntheticVocabulary make_vocabulary(int32_t size, const std::map<int32_t, std::string>& specials);
 
 }  // namespace millrace::cli

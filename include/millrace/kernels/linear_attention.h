@@ -84,11 +84,14 @@ MR_API mr_status mr_wkv7_workspace_bytes(mr_device* device, const mr_wkv7_args* 
 MR_API mr_status mr_chunk_wkv7(mr_device* device, const mr_wkv7_args* args, void* workspace,
                                size_t workspace_bytes, mr_stream stream);
 
-/* Gradients, on CPUs: another device returns MR_ERROR_UNSUPPORTED. `forward` is what the forward call got;
- * its out and final_state are not looked at. Gradients that are NULL are not computed; the others are
- * written, not added to. Sums are in double and in one order: the same bits with any number of threads.
- * Nothing grows with the square of a length: of each thread's longest sequence the workspace has a state in
- * double for each 16 tokens and 18 besides. cu_seqlens is read by the workspace functions too. */
+/* Gradients. `forward` is what the forward call got; its out and final_state are not looked at. Gradients
+ * that are NULL are not computed; the others are written, not added to. Sums have one order: the same bits
+ * each time. Nothing grows with the square of a length.
+ * A CPU adds in double, with the same bits on any number of threads; of each thread's longest sequence the
+ * workspace has a state in double for each 16 tokens and 18 besides. cu_seqlens is read by the workspace
+ * functions too. A GPU multiplies in TF32 and needs forward.most_tokens; keys and values have at most 128
+ * dimensions, and of each sequence and head the workspace has two states and up to 256 rows of values for
+ * each 64 of most_tokens. Of wkv7 it returns MR_ERROR_UNSUPPORTED. */
 typedef struct mr_gated_delta_backward_args {
   mr_gated_delta_args forward;
   const float* d_out;                                 /* [tokens][value_heads][value_dim] */

@@ -3,14 +3,14 @@
  *     forward    y[m, n]  = alpha * scale[e] * sum_k x[m, k] w[e][n, k] + bias[e][n]
  *     backward   dx[m, k] = alpha * scale[e] * sum_n dy[m, n] w[e][n, k]         (the weights stay four bits)
  *
- * Weights come as they are published and are repacked once, by mr_lowbit_repack, into the layout that is
- * multiplied (kernels/quant/lowbit_units.h: 64 rows x 128 columns in one run of bytes); it takes 4.25 bits a
- * weight for MXFP4, 4.5 for NVFP4, 4.19 and 4.75 for INT4 in groups of 128 and 32. A weight is a bf16:
- *     MXFP4   e2m1 * 2^(scale - 127), exact for scales from 2^-94 to 2^33
- *     NVFP4   e2m1 * e4m3, exact; the second, float32 scale of a matrix goes to expert_scales
- *     INT4    (code - zero) * scale, rounded to bf16 once
- * Sums are float32 (on Hopper in segments of 4,096 of k or n, added in order): the result does not depend on
- * the run, and a row's bits not on other rows nor on how many there are. */
+ * Weights come as they are published and are repacked once, by mr_lowbit_repack, into the layout that the
+ * device multiplies: 64 rows x 128 columns in one run of bytes, for a GPU as kernels/quant/lowbit_units.h has
+ * it, for a CPU as kernels/cpu/matmul/lowbit_task.h, so that repacked weights are of use to that device
+ * alone. They take 4.25 bits a weight for MXFP4, 4.5 for NVFP4, 4.19 and 4.75 for INT4 in groups of 128
+ * and 32. A weight is a bf16: MXFP4   e2m1 * 2^(scale - 127), exact for scales from 2^-94 to 2^33 NVFP4 e2m1
+ * * e4m3, exact; the second, float32 scale of a matrix goes to expert_scales INT4    (code - zero) * scale,
+ * rounded to bf16 once Sums are float32 (on Hopper in segments of 4,096 of k or n, added in order): the
+ * result does not depend on the run, and a row's bits not on other rows nor on how many there are. */
 #ifndef MILLRACE_KERNELS_LOWBIT_H
 #define MILLRACE_KERNELS_LOWBIT_H
 

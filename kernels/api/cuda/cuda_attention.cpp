@@ -80,7 +80,7 @@ class CudaAttention final : public mr_attention {
   void append(const mr_kv_cache& cache, const mr_rotary* rotary, float* query, float* key, const float* value,
               mr_stream stream) override {
     if (rows_ == 0) return;
-    for (const Sequence& s : sequences_) check_blocks(cache, s, s.context);
+    for (const PlannedSequence& s : sequences_) check_blocks(cache, s, s.context);
     device_.use();
     const cuda::Launch at{device_, stream};
     cuda::RopeParams rope{nullptr, 0, 1.0f, false};
@@ -94,7 +94,7 @@ class CudaAttention final : public mr_attention {
   void run(const mr_kv_cache& cache, const mr_attention_args& args, const float* query, float* out,
            mr_stream stream) override {
     if (rows_ == 0) return;
-    for (const Sequence& s : sequences_) {
+    for (const PlannedSequence& s : sequences_) {
       check_blocks(cache, s, args.window > 0 ? std::max(0, s.context - args.window + 1) : 0);
     }
     device_.use();
@@ -123,7 +123,7 @@ class CudaAttention final : public mr_attention {
   }
 
  private:
-  struct Sequence {
+  struct PlannedSequence {
     int32_t first_row, rows, context;
     size_t table;  // where its blocks begin in ints_
   };
@@ -160,7 +160,7 @@ class CudaAttention final : public mr_attention {
       int32_t row, rows, position, sequence;
     };
     std::vector<Chunk> chunks;
-    for (const Sequence& s : sequences_) {
+    for (const PlannedSequence& s : sequences_) {
       const int32_t index = ints_[static_cast<size_t>(rows_ + s.first_row)];
       for (int32_t i = 0; i < s.rows; i += tokens) {
         chunks.push_back({s.first_row + i, std::min(tokens, s.rows - i), s.context + i, index});
@@ -175,7 +175,7 @@ class CudaAttention final : public mr_attention {
   }
 
   // Blocks of the positions from `first` to the sequence's end.
-  void check_blocks(const mr_kv_cache& cache, const Sequence& s, int32_t first) const {
+  void check_blocks(const mr_kv_cache& cache, const PlannedSequence& s, int32_t first) const {
     const int32_t last = blocks_for(int64_t{s.context} + s.rows);
     for (int32_t b = first / kBlockTokens; b < last; ++b) {
       const int32_t block = ints_[s.table + static_cast<size_t>(b)];
@@ -212,8 +212,8 @@ class CudaAttention final : public mr_attention {
   int32_t last_position_ = -1;
   size_t chunks_at_ = 0;
   int32_t num_chunks_ = 0;
-  std::vector<Sequence> sequences_;  // those with rows
-  std::vector<int32_t> ints_;        // what lies at memory_.batch
+  std::vector<PlannedSequence> sequences_;  // those with rows
+  std::vector<int32_t> ints_;               // what lies at memory_.batch
 };
 
 }  // namespace

@@ -31,14 +31,14 @@ class DeviceArena {
 };
 
 // In tiles (packed.format) or, for F32 and rows that are not whole blocks of 32, in the file's encoding.
-struct CudaWeight final : mr_weight {
+struct CudaDeviceWeight final : mr_weight {
   using mr_weight::mr_weight;
   cuda::PackedMatrix packed;
   cuda::DeviceMatrix matrix;
   bool is_packed() const { return packed.format != cuda::PackedFormat::kNone; }
 };
-inline const CudaWeight& cuda_weight(const mr_weight* weight) {
-  return static_cast<const CudaWeight&>(*weight);
+inline const CudaDeviceWeight& cuda_weight(const mr_weight* weight) {
+  return static_cast<const CudaDeviceWeight&>(*weight);
 }
 
 class CudaDevice final : public mr_device {
@@ -75,6 +75,11 @@ class CudaDevice final : public mr_device {
   void gated_delta(const mr_gated_delta_args& args, void* workspace, mr_stream stream) override;
   void selective_scan(const mr_selective_scan_args& args, void* workspace, mr_stream stream) override;
   void short_conv(const mr_short_conv_args& args, mr_stream stream) override;
+  size_t linear_backward_workspace_bytes(const LinearBackwardShape& shape) const override;
+  void gated_delta_backward(const mr_gated_delta_backward_args& args, void* workspace,
+                            mr_stream stream) override;
+  void selective_scan_backward(const mr_selective_scan_backward_args& args, void* workspace,
+                               mr_stream stream) override;
 
   // cuda_grouped_gemm.cpp
   void lowbit_repack(const mr_lowbit_matrix& matrix, void* to, mr_stream stream) override;

@@ -228,7 +228,7 @@ double norm_of(const std::vector<float>& x) {
   return std::sqrt(sum);
 }
 // By the norm of the whole, as errors of many roundings are.
-void expect_close(const std::vector<float>& got, const std::vector<float>& want, double bound) {
+void expect_as_cpu(const std::vector<float>& got, const std::vector<float>& want, double bound) {
   ASSERT_EQ(got.size(), want.size());
   std::vector<float> error(got.size());
   for (size_t i = 0; i < got.size(); ++i) {
@@ -245,7 +245,7 @@ TEST(CudaApi, Experts) {
       SCOPED_TRACE(std::string(mr_dtype_name(type)) + ", " + std::to_string(rows) + " rows");
       Api cpu("cpu"), gpu("cuda");
       // Two products one after the other, and what a CPU rounds to 8 bits.
-      expect_close(run_moe(gpu, type, rows, rows != 7), run_moe(cpu, type, rows, rows != 7), 4 * kBf16Term);
+      expect_as_cpu(run_moe(gpu, type, rows, rows != 7), run_moe(cpu, type, rows, rows != 7), 4 * kBf16Term);
     }
   }
   report("experts");
@@ -321,7 +321,7 @@ TEST(CudaApi, PagedAttentionOfPromptsAndSingleRows) {
                    std::to_string(c.window));
       Api cpu("cpu"), gpu("cuda");
       // Scores of unit vectors' products, softmax weights and values are each rounded to bf16.
-      expect_close(run_attention(gpu, c), run_attention(cpu, c), 8 * kBf16Term);
+      expect_as_cpu(run_attention(gpu, c), run_attention(cpu, c), 8 * kBf16Term);
     }
   }
   report("attention");
@@ -340,7 +340,7 @@ TEST(CudaApi, NormsRotaryAndRouting) {
         << mr_last_error();
     return api.get(y, kRows * kCols);
   };
-  expect_close(normed(gpu), normed(cpu), 1e-6);
+  expect_as_cpu(normed(gpu), normed(cpu), 1e-6);
   const auto rotated = [&](Api& api) {
     const std::vector<int32_t> positions = {0, 1, 2, 77, 4095, 100000};
     const mr_rotary rotary{api.put(std::vector<float>{1.0f, 0.3f, 0.01f, 1e-4f}), 4, 1.25f, 1};
@@ -349,7 +349,7 @@ TEST(CudaApi, NormsRotaryAndRouting) {
         << mr_last_error();
     return api.get(x, 6 * 50);
   };
-  expect_close(rotated(gpu), rotated(cpu), 1e-6);
+  expect_as_cpu(rotated(gpu), rotated(cpu), 1e-6);
   const auto routed = [&](Api& api) {
     auto* chosen = static_cast<int32_t*>(api.memory(20 * 4 * 4));
     auto* weights = static_cast<float*>(api.memory(20 * 4 * 4));
@@ -361,7 +361,7 @@ TEST(CudaApi, NormsRotaryAndRouting) {
   };
   const auto got = routed(gpu), want = routed(cpu);
   EXPECT_EQ(got.first, want.first);
-  expect_close(got.second, want.second, 1e-6);
+  expect_as_cpu(got.second, want.second, 1e-6);
   report("norms, rotary and routing");
 }
 

@@ -1,54 +1,10 @@
 // Linear attention of the C API on a GPU against the same calls on a CPU (which are compared with recurrences
 // in double, mr_linear_attention_test.cpp); the same bits in both of its kernels and cut at a chunk. A GPU
 // rounds operands to TF32: a term of a sum is off by 2^-10 of itself. Needs a GPU.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <memory>
-#include <random>
-#include <string>
-#include <vector>
-
-#include "kernels/cuda/gpu_test.h"
-#include "kernels/cuda/resources.h"
-#include "millrace/kernels.h"
+#include "kernels/api/cuda/linear_test_support.h"
 
 namespace millrace::api::gpu {
 namespace {
-
-// A device and arrays in its memory.
-class LinearApi {
- public:
-  explicit LinearApi(const char* name) {
-    const mr_device_options options{2, nullptr};
-    EXPECT_EQ(mr_device_open(name, &options, &device), MR_OK) << mr_last_error();
-  }
-  ~LinearApi() {
-    memory_.clear();
-    mr_device_close(device);
-  }
-  LinearApi(const LinearApi&) = delete;
-  LinearApi& operator=(const LinearApi&) = delete;
-  // Managed memory: a CPU reads it as well as a GPU.
-  template <class T>
-  T* put(const std::vector<T>& values) {
-    void* to = nullptr;
-    MILLRACE_CUDA_TRY(cudaMallocManaged(&to, std::max<size_t>(values.size(), 1) * sizeof(T)));
-    memory_.push_back(std::unique_ptr<void, cudaError_t (*)(void*)>(to, cudaFree));
-    std::copy(values.begin(), values.end(), static_cast<T*>(to));
-    return static_cast<T*>(to);
-  }
-  std::vector<float> get(const float* from, size_t count) {
-    EXPECT_EQ(mr_device_synchronize(device, nullptr), MR_OK) << mr_last_error();
-    return {from, from + count};
-  }
-  mr_device* device = nullptr;
-
- private:
-  std::vector<std::unique_ptr<void, cudaError_t (*)(void*)>> memory_;
-};
 
 struct LinearCase {
   int32_t key_heads, heads, key_dim, value_dim;
@@ -59,14 +15,6 @@ const std::vector<LinearCase> kLinearCases = {{1, 1, 1, 1, {1}},
                                               {1, 3, 33, 5, {16, 48, 15}},
                                               {2, 4, 128, 128, {300, 1, 129}},
                                               {1, 2, 200, 100, {40}}};
-
-std::vector<float> normal(uint32_t seed, int64_t count, float scale) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> distribution(0.0f, scale);
-  std::vector<float> x(static_cast<size_t>(count));
-  for (float& v : x) v = distribution(random);
-  return x;
-}
 
 struct LinearResult {
   std::vector<float> out, state;
@@ -137,17 +85,6 @@ LinearResult run_linear(const char* name, const LinearCase& c, bool delta, int32
   auto* workspace = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(work.data()) + 255) / 256 * 256);
   EXPECT_EQ(mr_selective_scan(api.device, &args, workspace, bytes, nullptr), MR_OK) << mr_last_error();
   return {api.get(out, static_cast<size_t>(values)), api.get(final_state, static_cast<size_t>(states))};
-}
-
-void expect_close(const std::vector<float>& got, const std::vector<float>& want, double allowed,
-                  const std::string& what) {
-  double largest = 0.0, worst = 0.0;
-  for (const float x : want) largest = std::max(largest, std::fabs(static_cast<double>(x)));
-  for (size_t i = 0; i < want.size(); ++i) {
-    const double error = std::fabs(static_cast<double>(got[i]) - want[i]);
-    worst = std::isnan(error) ? INFINITY : std::max(worst, error);
-  }
-  EXPECT_LE(worst, allowed * largest) << what;
 }
 
 TEST(CudaLinearAttention, AsOnTheCpuAndTheSameBitsInBothKernels) {

@@ -27,7 +27,7 @@ void copy_matrix(float* to, int64_t to_stride, const float* from, int64_t from_s
 // ---------------------------------------------------------------- dense
 
 struct MatmulMemory {
-  MatmulMemory(DeviceArena& arena, const CudaWeight& w, int64_t rows, const cuda::Device& device)
+  MatmulMemory(DeviceArena& arena, const CudaDeviceWeight& w, int64_t rows, const cuda::Device& device)
       : x(arena.take<float>(static_cast<size_t>(rows * w.cols))),
         y(arena.take<float>(static_cast<size_t>(rows * w.rows))),
         bf16_rows(arena.take<uint8_t>(w.is_packed() ? cuda::bf16_rows_bytes(rows, w.cols, device) : 0)) {}
@@ -35,7 +35,7 @@ struct MatmulMemory {
   uint8_t* bf16_rows;
 };
 
-void multiply(const CudaWeight& w, const float* bias, const float* x, int64_t rows, bool add, float* y,
+void multiply(const CudaDeviceWeight& w, const float* bias, const float* x, int64_t rows, bool add, float* y,
               uint8_t* bf16_rows, const cuda::Launch& at) {
   if (!w.is_packed()) return cuda::launch_linear(w.matrix, bias, x, rows, add, y, at);
   if (rows <= cuda::kMaxGemvRows && cuda::supports_gemv(w.packed, at.device, static_cast<int32_t>(rows))) {
@@ -72,7 +72,7 @@ size_t CudaDevice::matmul_workspace_bytes(const mr_weight& weight, int64_t rows)
 void CudaDevice::matmul(const mr_matmul_args& args, void* workspace, mr_stream stream) {
   require_range(args.rows, 0, INT32_MAX, "args.rows");
   const cuda::Launch launch = at(stream);
-  const CudaWeight& w = cuda_weight(args.weight);
+  const CudaDeviceWeight& w = cuda_weight(args.weight);
   DeviceArena arena(workspace);
   const MatmulMemory memory(arena, w, args.rows, device_);
   const float* x = args.x;
@@ -94,7 +94,7 @@ namespace {
 
 struct MoeMemory {
   MoeMemory(DeviceArena& arena, const mr_moe_args& args, const cuda::Device& device) {
-    const CudaWeight &gate = cuda_weight(args.gate), &down = cuda_weight(args.down);
+    const CudaDeviceWeight &gate = cuda_weight(args.gate), &down = cuda_weight(args.down);
     const int64_t pairs = args.rows * args.k;
     const auto experts = static_cast<int32_t>(gate.experts);
     const cuda::ExpertGroups sizes = cuda::expert_groups(nullptr, pairs, experts, device);
@@ -129,7 +129,7 @@ class MoeLaunch {
 
   void run(const float* x, float* y) const {
     cuda::launch_group_experts(args_.chosen, pairs_, experts_, groups_, at_);
-    const CudaWeight &gate = cuda_weight(args_.gate), &up = cuda_weight(args_.up);
+    const CudaDeviceWeight &gate = cuda_weight(args_.gate), &up = cuda_weight(args_.up);
     const cuda::Activation activation{args_.activation == MR_CLAMPED_SWIGLU, args_.alpha, args_.limit};
     if (gate.is_packed() && gate.packed.format == up.packed.format) {
       round_rows(x, args_.k, gate);
@@ -149,7 +149,7 @@ class MoeLaunch {
 
  private:
   // x [pairs / copies, cols] as bf16, in the groups' order.
-  void round_rows(const float* x, int32_t copies, const CudaWeight& w) const {
+  void round_rows(const float* x, int32_t copies, const CudaDeviceWeight& w) const {
     cuda::RoundRows round;
     round.x = x;
     round.sorted_rows = groups_.sorted_rows;
@@ -160,7 +160,7 @@ class MoeLaunch {
     round.to = {memory_.bf16_rows};
     cuda::launch_round_rows(round, at_);
   }
-  cuda::GroupedGemm grouped(const CudaWeight& w, const float* bias, float* out) const {
+  cuda::GroupedGemm grouped(const CudaDeviceWeight& w, const float* bias, float* out) const {
     cuda::GroupedGemm op;
     op.gate = w.packed;
     op.experts = experts_;
@@ -171,7 +171,8 @@ class MoeLaunch {
     return op;
   }
   // out[pair, :] from the pair's expert and x[pair / copies, :].
-  void multiply(const CudaWeight& w, const float* bias, const float* x, int32_t copies, float* out) const {
+  void multiply(const CudaDeviceWeight& w, const float* bias, const float* x, int32_t copies,
+                float* out) const {
     if (!w.is_packed()) {
       return cuda::launch_expert_linear(w.matrix, bias, x, copies, args_.chosen, pairs_, out, at_);
     }

@@ -7,7 +7,7 @@
 #include "kernels/cuda/resident/resident_session.h"
 
 struct flash_attention_v2_opt {
-  explicit flash_attention_v2_opt(const millrace::cuda::resident::DecodeShape& shape) : session(shape) {}
+  explicit flash_attention_v2_opt(const millrace::cuda::resident::ResidentShape& shape) : session(shape) {}
   millrace::cuda::resident::ResidentSession session;
 };
 
@@ -17,8 +17,8 @@ namespace {
 // flash_attention_v2_opt_decode's, made by its first call on a thread.
 thread_local std::unique_ptr<flash_attention_v2_opt> thread_default;
 
-DecodeShape checked_shape(const char* call, int32_t batch_heads, int32_t kv_heads, int32_t head_dim,
-                          int32_t max_seq) {
+ResidentShape checked_shape(const char* call, int32_t batch_heads, int32_t kv_heads, int32_t head_dim,
+                            int32_t max_seq) {
   check_shape(call, batch_heads, kv_heads, head_dim);
   require_range(max_seq, 1, 1 << 24, call, "max_seq");
   return {batch_heads, kv_heads, head_dim, max_seq};
@@ -33,7 +33,7 @@ ResidentSession& session_of(flash_attention_v2_opt* handle, const char* call) {
   return handle->session;
 }
 
-bool same_shape(const DecodeShape& a, const DecodeShape& b) {
+bool same_shape(const ResidentShape& a, const ResidentShape& b) {
   return a.batch_heads == b.batch_heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim &&
          a.max_seq == b.max_seq;
 }
@@ -121,7 +121,7 @@ mr_status flash_attention_v2_opt_decode(const float* q, const float* k, const fl
                                         int32_t batch_heads, int32_t kv_heads, int32_t head_dim,
                                         int32_t max_seq) {
   return resident::guarded([&] {
-    const resident::DecodeShape shape =
+    const resident::ResidentShape shape =
         resident::checked_shape("decode", batch_heads, kv_heads, head_dim, max_seq);
     resident::require_pointer(q, "decode", "q");
     resident::require_pointer(k, "decode", "k");

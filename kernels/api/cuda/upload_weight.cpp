@@ -116,7 +116,7 @@ size_t CudaDevice::weight_kept_bytes(const TensorView& matrix) const {
 std::unique_ptr<mr_weight> CudaDevice::adopt_weight(const TensorView& view, void* memory_base) {
   DeviceArena arena(memory_base);
   const WeightMemory memory(arena, view);
-  auto weight = std::make_unique<CudaWeight>(*this);
+  auto weight = std::make_unique<CudaDeviceWeight>(*this);
   weight->packed = memory.shape;
   weight->packed.tiles = memory.tiles;
   if (!weight->is_packed()) {
@@ -131,7 +131,7 @@ std::unique_ptr<mr_weight> CudaDevice::make_weight(const TensorView& view, void*
   const cuda::Launch launch = at(nullptr);
   DeviceArena arena(memory_base);
   const WeightMemory memory(arena, view);
-  auto weight = std::make_unique<CudaWeight>(*this);
+  auto weight = std::make_unique<CudaDeviceWeight>(*this);
   const int64_t rows = view.rows() / experts_of(view);
   cuda::DeviceMatrix raw = raw_matrix(view, memory);
   const bool has_grid = view.scales.data != nullptr;

@@ -22,7 +22,7 @@ inline void zero_lanes(float* sums, int32_t dims) {
 }
 
 // delta of all query rows of a task.
-void flash_delta(const FlashTask& task) {
+inline void flash_delta(const FlashTask& task) {
   const FlashSequence& s = *task.sequence;
   const int32_t dims = task.problem->value_dim;
   float* const out = task.scratch;
@@ -56,8 +56,8 @@ template <class Mask>
   V16 slope = Simd::sub(d_weight, delta);
   if (p.softcap > 0.0f) {
     score = softcap16(score, p.softcap);
-    const V16 share = Simd::div(score, Simd::broadcast(p.softcap)), one = Simd::broadcast(1.0f);
-    slope = Simd::mul(slope, Simd::sub(one, Simd::mul(share, share)));
+    const V16 bounded = Simd::div(score, Simd::broadcast(p.softcap)), one = Simd::broadcast(1.0f);
+    slope = Simd::mul(slope, Simd::sub(one, Simd::mul(bounded, bounded)));
   }
   const V16 weight = exp16(Simd::sub(mask(score), lse));
   return {weight, Simd::mul(weight, slope)};
@@ -83,8 +83,8 @@ struct FlashQueryTile {
   FlashTask task;
   LaneRanges ranges;
   ChunkStack chunks;
-  bool open = false;  // some keys of this chunk were seen
-  float* nodes;       // of the tree: each [head_dim][64]
+  bool chunk_begun = false;  // some keys of this chunk were seen
+  float* nodes;              // of the tree: each [head_dim][64]
   int32_t lanes;
   float *query, *sums, *d_out;  // [head_dim][64], [head_dim][64], [value_dim][64]
   float *scores, *d_weights;    // [64 keys][64]; scores become dS
@@ -92,21 +92,7 @@ struct FlashQueryTile {
   alignas(64) float delta[kFlashTile];
 };
 
-struct FlashQueryTiles {
-  explicit FlashQueryTiles(const FlashTask& task) {
-    FlashScratch scratch(task);
-    keys = scratch.take_tile(task.problem->head_dim);
-    values = scratch.take_tile(task.problem->value_dim);
-    for (; count < kFlashTiles; ++count) {
-      const FlashTask part = task.tile(count, task.num_heads);
-      if (part.count == 0) break;
-      tiles[count].begin(part, scratch);
-    }
-  }
-  int32_t count = 0;
-  float *keys, *values;  // [64][head_dim], [64][value_dim]
-  FlashQueryTile tiles[kFlashTiles];
-};
+using FlashQueryTiles = FlashQueryTilesOf<FlashQueryTile>;
 
 template <bool kMasked>
 [[gnu::always_inline]] inline void gradient_lanes(FlashQueryTile& t, int32_t lane, int32_t from,
@@ -145,14 +131,14 @@ void add_query_gradients(FlashQueryTiles& all, int32_t from, int32_t to, int32_t
       whole ? gradient_lanes<false>(t, lane, from, count) : gradient_lanes<true>(t, lane, from, count);
     }
     Math::accumulate(all.keys, count, p.head_dim, t.scores, t.lanes, t.sums, {});
-    t.open = true;
+    t.chunk_begun = true;
   }
 }
 
 // dQ of a chunk of keys becomes a node.
 inline void end_chunk(FlashQueryTile& t, int32_t chunk) {
-  if (!t.open) return;
-  t.open = false;
+  if (!t.chunk_begun) return;
+  t.chunk_begun = false;
   const FlashProblem& p = *t.task.problem;
   const int32_t node = t.chunks.push(t.task.sequence->k_chunk + chunk, [&](int32_t i) {
     flash_add_lanes(t.node(i), t.node(i + 1), p.head_dim, t.lanes);
@@ -231,7 +217,7 @@ struct FlashKeyTile {
   FlashTask task;
   FlashRange seeing;
   ChunkStack chunks;
-  bool open = false;               // some queries of this chunk see some of the keys
+  bool chunk_begun = false;        // some queries of this chunk see some of the keys
   float *key_nodes, *value_nodes;  // of the tree: each [head_dim][64], [value_dim][64]
   int32_t lanes;
   float *keys, *key_sums;      // [head_dim][64]
@@ -328,14 +314,14 @@ void add_key_gradients(FlashKeyTiles& all, int32_t head, int32_t from, int32_t t
     for (int32_t m = 0; m < count; ++m) gradient_row(t, m, from + m, head);
     Math::accumulate(all.d_out, count, p.value_dim, t.scores, t.lanes, t.value_sums, {});
     Math::accumulate(all.query, count, p.head_dim, t.d_weights, t.lanes, t.key_sums, {});
-    t.open = true;
+    t.chunk_begun = true;
   }
 }
 
 // dK and dV of a chunk of queries, of all heads of the group, become a node.
 inline void end_chunk(FlashKeyTile& t, int32_t chunk) {
-  if (!t.open) return;
-  t.open = false;
+  if (!t.chunk_begun) return;
+  t.chunk_begun = false;
   const FlashProblem& p = *t.task.problem;
   const int32_t node = t.chunks.push(t.task.sequence->q_chunk + chunk, [&](int32_t i) { t.add_node(i); });
   alignas(64) float scale[kFlashTile], one[kFlashTile];

@@ -110,7 +110,7 @@ inline void take_lanes(float* from, const float* factor, float* to, int32_t dims
 
 // The same in memory, as rows [dims] a head: what mr_flash_merge does for rows [first, first + count) of one
 // head, up to 16 of them. lse_a absent: gradients, which are added.
-void flash_merge_rows(const FlashMergeTask& t) {
+inline void flash_merge_rows(const FlashMergeTask& t) {
   MergeWeights w;
   if (t.lse_a != nullptr) {
     alignas(64) float a[kLanes], b[kLanes];
@@ -143,7 +143,7 @@ void flash_merge_rows(const FlashMergeTask& t) {
 }
 
 // A finished row of a partial, as mr_flash_finish writes it: up to 16 rows of one head.
-void flash_finish_rows(const FlashFinishTask& t) {
+inline void flash_finish_rows(const FlashFinishTask& t) {
   alignas(64) float lse[kLanes], sinks[kLanes], factor[kLanes];
   for (int32_t i = 0; i < kLanes; ++i) {
     lse[i] = t.lse_in != nullptr && i < t.count ? t.lse_in[i] : 0.0f;

@@ -30,34 +30,18 @@ struct FlashForwardTile {
   FlashTask task;
   LaneRanges ranges;
   ChunkStack chunks;
-  bool open = false;    // some keys of this chunk were seen
-  float* nodes;         // of the tree: each [value_dim][64] and log-sum-exps [64]
-  int64_t node_floats;  // of one
-  int32_t lanes;        // a multiple of 16
-  float* query;         // [head_dim][64]
-  float* acc;           // [value_dim][64]
-  float* scores;        // [64 keys][64], then weights
+  bool chunk_begun = false;  // some keys of this chunk were seen
+  float* nodes;              // of the tree: each [value_dim][64] and log-sum-exps [64]
+  int64_t node_floats;       // of one
+  int32_t lanes;             // a multiple of 16
+  float* query;              // [head_dim][64]
+  float* acc;                // [value_dim][64]
+  float* scores;             // [64 keys][64], then weights
   alignas(64) float row_max[kFlashTile];
   alignas(64) float row_sum[kFlashTile];
 };
 
-// The tiles of a task, and the rows that they share.
-struct FlashForwardTiles {
-  explicit FlashForwardTiles(const FlashTask& task) {
-    FlashScratch scratch(task);
-    keys = scratch.take_tile(task.problem->head_dim);
-    values = scratch.take_tile(task.problem->value_dim);
-    for (; count < kFlashTiles; ++count) {
-      const FlashTask part = task.tile(count, task.num_heads);
-      if (part.count == 0) break;
-      tiles[count].begin(part, scratch);
-    }
-  }
-  int32_t count = 0;
-  float* keys;    // [64][head_dim]
-  float* values;  // [64][value_dim]
-  FlashForwardTile tiles[kFlashTiles];
-};
+using FlashForwardTiles = FlashQueryTilesOf<FlashForwardTile>;
 
 // Nothing seen.
 inline void begin_softmax(FlashForwardTile& t) {
@@ -105,7 +89,7 @@ template <bool kMasked>
   Simd::store(factors, factor);
   bool changed = false;
   for (const float f : factors) changed |= f != 1.0f;
-  if (!changed || !t.open) return;  // of a chunk's first keys: acc is zero
+  if (!changed || !t.chunk_begun) return;  // of a chunk's first keys: acc is zero
   for (int32_t d = 0; d < p.value_dim; ++d) {
     float* const at = t.acc + d * kFlashTile + lane;
     Simd::store(at, Simd::mul(Simd::load(at), factor));
@@ -138,14 +122,14 @@ void attend_keys(FlashForwardTiles& all, int32_t from, int32_t to, int32_t last)
     if (!t.ranges.some(from, to)) continue;
     Math::accumulate(all.values, count, p.value_dim, t.scores, t.lanes, t.acc, next);
     next = {};
-    t.open = true;
+    t.chunk_begun = true;
   }
 }
 
 // What was seen of a chunk becomes a node: outputs and log-sum-exps.
 inline void end_chunk(FlashForwardTile& t, int32_t chunk) {
-  if (!t.open) return;
-  t.open = false;
+  if (!t.chunk_begun) return;
+  t.chunk_begun = false;
   const int32_t dims = t.task.problem->value_dim;
   const int32_t node = t.chunks.push(t.task.sequence->k_chunk + chunk, [&](int32_t i) {
     flash_merge_lanes(t.node(i), t.node_lse(i), t.node(i + 1), t.node_lse(i + 1), dims, t.lanes);

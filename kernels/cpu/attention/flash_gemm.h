@@ -2,9 +2,8 @@
 // other operand is read where it lies, a number at a time, and broadcast: nothing is transposed in the inner
 // loop.
 //
-//     by_rows:     C[m][lanes]  = sum_k A[m][k] B[k][lanes]      scores: A keys [m][dim], B queries
-//     [dim][lanes] by_columns:  C[m][lanes] += sum_k A[k][m] B[k][lanes]      values: A [key][dim m], B
-//     weights [key][lanes]
+//     by_rows:    C[m][lanes]  = sum_k A[m][k] B[k][lanes]   scores: A keys [m][dim], B queries [dim][lanes]
+//     by_columns: C[m][lanes] += sum_k A[k][m] B[k][lanes]   values: A [key][dim m], B weights [key][lanes]
 //
 // An output is one chain of fused multiply-adds over k in order, whatever the block it is computed in: the
 // same bits for any tile and any instruction set.

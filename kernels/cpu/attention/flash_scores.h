@@ -24,6 +24,25 @@ struct FlashScratch {
   float* at;
 };
 
+// The tiles of a task whose lanes are query rows, and the keys and values that all of them read.
+template <class Tile>
+struct FlashQueryTilesOf {
+  explicit FlashQueryTilesOf(const FlashTask& task) {
+    FlashScratch scratch(task);
+    keys = scratch.take_tile(task.problem->head_dim);
+    values = scratch.take_tile(task.problem->value_dim);
+    for (; count < kFlashTiles; ++count) {
+      const FlashTask part = task.tile(count, task.num_heads);
+      if (part.count == 0) break;
+      tiles[count].begin(part, scratch);
+    }
+  }
+  int32_t count = 0;
+  float* keys;    // [64][head_dim]
+  float* values;  // [64][value_dim]
+  Tile tiles[kFlashTiles];
+};
+
 // The keys that each lane of a tile of query rows sees.
 struct LaneRanges {
   void set(const FlashTask& task) {

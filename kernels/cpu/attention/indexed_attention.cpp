@@ -8,6 +8,7 @@
 #include <span>
 
 #include "base/check.h"
+#include "kernels/cpu/attention/rotary.h"
 #include "kernels/quant/kv_types.h"
 
 namespace millrace::cpu {
@@ -17,6 +18,8 @@ namespace {
 constexpr int64_t kIndexPagesPerTask = 32;
 // Rows whose chosen keys are held at a time, and their bytes unless threads need more.
 constexpr int64_t kMaxIndexedRows = 64, kMaxChosenBytes = int64_t{16} << 20;
+// Rows whose index queries and keys a task rotates.
+constexpr int64_t kIndexRowsPerTask = 4;
 // A vector behind the last key may be loaded past it.
 constexpr int64_t kChosenSlack = 64;
 
@@ -192,6 +195,18 @@ void IndexedRun::attend(std::span<const int32_t> rows) {
   of_chosen.kv.key_offset = of_chosen.kv.value_offset = 0;
   of_chosen.kv.tables = indexed_.tables_;
   paged_attention(ctx_, indexed_.rows_plan_, of_chosen);
+}
+
+void append_index_keys(const Context& ctx, const AttentionPlan& plan, const AppendIndexKeys& op) {
+  ctx.pool.parallel_for(op.rows, kIndexRowsPerTask, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float *cosines = op.cosines + row * op.half, *sines = op.sines + row * op.half;
+      float *queries = op.query + row * op.heads * op.dim, *key = op.key + row * op.dim;
+      for (int64_t h = 0; h < op.heads; ++h) rotate(queries + h * op.dim, cosines, sines, op.half, false);
+      rotate(key, cosines, sines, op.half, false);
+      store_kv(op.index_keys, plan.sequence_of()[row], plan.positions()[row], 0, op.dim, key, nullptr);
+    }
+  });
 }
 
 void indexed_attention(const Context& ctx, const AttentionPlan& plan, IndexedPlan& indexed,

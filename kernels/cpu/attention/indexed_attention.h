@@ -46,6 +46,16 @@ struct IndexedAttention {
   const float *query, *weights;  // [rows][index heads][index dim], [rows][index heads]
 };
 
+// Index queries and keys of a step's rows, rotated by these angles in pairs (i, i + half), and the keys into
+// the cache.
+struct AppendIndexKeys {
+  PagedKv index_keys;
+  int64_t rows, heads, dim, half;
+  const float *cosines, *sines;  // [rows][half]
+  float *query, *key;            // [rows][heads][dim], [rows][dim]
+};
+void append_index_keys(const Context& ctx, const AttentionPlan& plan, const AppendIndexKeys& op);
+
 // The rows of plan.sparse_rows(): those that see more than `top` tokens.
 void indexed_attention(const Context& ctx, const AttentionPlan& plan, IndexedPlan& indexed,
                        const IndexedAttention& op);

@@ -156,11 +156,12 @@ inline void attend_tile_amx(const AttentionSplit& s, const Tile& tile, const Que
   }
 }
 
-// Whether a split goes through tiles depends on the model alone.
+// Whether a split goes through tiles or kPlain depends on the model alone.
+template <AttentionFn kPlain>
 void attend_amx(const AttentionSplit& s) {
   if (s.shared_values != nullptr || s.head_dim % 32 != 0 || s.head_dim > kMaxTileDim ||
       s.rows > kMaxSets * kSetRows) {
-    attend<KvFloat<LoadBF16>>(s);
+    kPlain(s);
     return;
   }
   AttendTiles t;

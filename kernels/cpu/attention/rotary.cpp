@@ -25,6 +25,13 @@ void rotate_pair(float& a, float& b, CosSin by) {
 
 }  // namespace
 
+void query_growth(const QueryGrowth& growth, const int32_t* positions, int64_t rows, float* factors) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const double position = positions[row] + growth.offset;
+    factors[row] = static_cast<float>(1.0 + growth.scale * std::log1p(std::floor(position / growth.every)));
+  }
+}
+
 void rotary_angles(const Context& ctx, const Rotary& rotary, const int32_t* positions, int64_t rows,
                    float* cosines, float* sines) {
   const auto half = static_cast<int64_t>(rotary.inv_freq.size());

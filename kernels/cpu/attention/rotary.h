@@ -14,6 +14,14 @@ struct Rotary {
   bool interleaved = false;         // pairs (2i, 2i + 1); else (i, i + rotary dims / 2)
 };
 
+// Queries grow with the logarithm of their position (Llama 4, Ministral 3):
+// factors[row] = 1 + scale * log(1 + floor((position + offset) / every)), in double. By the calling thread.
+struct QueryGrowth {
+  float scale = 0.0f, every = 1.0f;
+  int32_t offset = 0;
+};
+void query_growth(const QueryGrowth& growth, const int32_t* positions, int64_t rows, float* factors);
+
 // cosines, sines: [rows][inv_freq.size()]
 void rotary_angles(const Context& ctx, const Rotary& rotary, const int32_t* positions, int64_t rows,
                    float* cosines, float* sines);

@@ -16,7 +16,7 @@ namespace {
 
 inline V16 sigmoid16(V16 x) {
   const V16 one = Simd::broadcast(1.0f);
-  return Simd::div(one, Simd::add(one, exp16(Simd::sub(Simd::zero(), x))));
+  return Simd::div(one, Simd::add(one, exp16_within(Simd::sub(Simd::zero(), x))));
 }
 
 // y[i] = op(a[i], b[i]), 16 at a time.

@@ -21,6 +21,7 @@
 namespace millrace::cpu::avx512 {
 namespace {
 
+constexpr AttentionFn kAttendByTiles = attend_amx<attend<KvFloat<LoadBF16>>>;
 constexpr int64_t kBlockSize = sizeof(ActivationBlock);
 
 // Activations [rows][cols] in every form.
@@ -101,8 +102,8 @@ void compare_tiles(int64_t cols, int64_t elements, Fix fix) {
     for (const int64_t rows : kRowCounts) {
       compare<Format>(w, x, x.blocks, amx_int8_tile_matmul<Format>,
                       ActivationFormats::panel(x.int8_tiles, row_bytes), rows);
-      compare<Format>(w, x, x.blocks, amx_int8_matmul<Format>, ActivationFormats::panel(x.blocks, row_bytes),
-                      rows);
+      compare<Format>(w, x, x.blocks, amx_int8_matmul<Format, gemv<Format>>,
+                      ActivationFormats::panel(x.blocks, row_bytes), rows);
       if (::testing::Test::HasFatalFailure()) return;
     }
   }
@@ -288,7 +289,7 @@ struct AttentionCase {
 // All rows and `together` heads from `head` on, against every row and head alone.
 void compare_with_rows_alone(const AttentionCase& c, int32_t head = 0, int32_t together = 1) {
   const size_t rows = c.first.size(), dims = static_cast<size_t>(c.dim);
-  const AttentionFn kernel = c.int8 ? AttentionFn{attend<KvInt8>} : AttentionFn{attend_amx};
+  const AttentionFn kernel = c.int8 ? AttentionFn{attend<KvInt8>} : kAttendByTiles;
   const auto all = c.run(kernel, 0, rows, head, together);
   for (int32_t h = 0; h < together; ++h) {
     for (size_t r = 0; r < rows; ++r) {
@@ -327,7 +328,7 @@ TEST(AmxEmulated, AttentionByTilesIsNearThatOfVectors) {
   for (const int32_t dim : {64, 32, 96, 128}) {
     const AttentionCase c = some_attention(dim, random);
     const size_t rows = c.first.size(), dims = static_cast<size_t>(dim);
-    const auto got = c.run(attend_amx, 0, rows), want = c.run(attend<KvFloat<LoadBF16>>, 0, rows);
+    const auto got = c.run(kAttendByTiles, 0, rows), want = c.run(attend<KvFloat<LoadBF16>>, 0, rows);
     for (size_t r = 0; r < rows; ++r) {
       EXPECT_NEAR(got.row_max[r], want.row_max[r], 1e-4f) << "row " << r << " of " << dim;
       EXPECT_NEAR(got.row_sum[r], want.row_sum[r], 2e-4f * std::abs(want.row_sum[r]))
@@ -342,7 +343,7 @@ TEST(AmxEmulated, AttentionByTilesIsNearThatOfVectors) {
 
 TEST(AmxEmulated, HeadsOfAttentionTogetherHaveTheSameBitsAsAlone) {
   std::mt19937 random(6);
-  for (const AttentionFn kernel : {AttentionFn{attend_amx}, AttentionFn{attend<KvFloat<LoadBF16>>}}) {
+  for (const AttentionFn kernel : {kAttendByTiles, AttentionFn{attend<KvFloat<LoadBF16>>}}) {
     const AttentionCase c = some_attention(64, random, 5);
     const size_t rows = c.first.size();
     for (const auto& [head, together] : {std::pair{0, 5}, {1, 2}, {3, 2}, {0, 4}}) {
@@ -367,7 +368,7 @@ TEST(AmxEmulated, ARowOfAttentionHasTheSameBitsAmongOthers) {
   c.value(66, 5) = 0x7fc0;
   c.value(101, 40) = 0x7f80;
   compare_with_rows_alone(c);
-  const auto all = c.run(attend_amx, 0, rows);
+  const auto all = c.run(kAttendByTiles, 0, rows);
   for (size_t r = 0; r < rows; ++r) {
     const auto sees = [&](int32_t token) { return c.first[r] <= token && token < c.last[r]; };
     for (size_t d = 0; d < 64; ++d) {
@@ -425,7 +426,7 @@ TEST(AmxEmulated, EightRowsOfAttentionHaveTheBitsOfOneAndOfHeadsAlone) {
     }
     compare_with_rows_alone(c, 1, 2);
     if (HasFatalFailure()) return;
-    const auto two = c.run(attend_amx, 0, 8, 1, 2);
+    const auto two = c.run(kAttendByTiles, 0, 8, 1, 2);
     for (size_t i = 0; i < 2 * 8 * 64; ++i) {
       const size_t head = 1 + i / (8 * 64), r = i / 64 % 8, d = i % 64;
       bool nan = false, inf = false;
@@ -503,7 +504,7 @@ TEST(AmxEmulated, DecodePrefetchesEveryLineOnceAndInOrder) {
         }
       }
       emulated::prefetched = &prefetched;
-      c.run(attend_amx, 0, 8, kHead, together);
+      c.run(kAttendByTiles, 0, 8, kHead, together);
       emulated::prefetched = nullptr;
       const int64_t tile = kTileTokens / kLanes * 2 * together * kRunLines, all = kSeen / kTileTokens * tile;
       const int64_t lead = std::min(kMaxLead, 2 * tile);

@@ -12,19 +12,12 @@ struct WithSlope {
   V16 value, slope;
 };
 
-[[gnu::always_inline]] inline V16 normal_cdf16(V16 x) {
-  // gelu(x) / x loses nothing but at 0, where it is 1/2.
-  const V16 one = Simd::broadcast(1.0f), tiny = Simd::broadcast(1e-20f);
-  const V16 cdf = Simd::div(gelu16(x), x);
-  return Simd::select_less(Simd::abs(x), tiny, Simd::mul(one, Simd::broadcast(0.5f)), cdf);
-}
-
 struct Gelu {
   static V16 value(V16 x) { return gelu16(x); }
   static WithSlope both(V16 x) {
     const V16 cdf = normal_cdf16(x);
     const V16 minus_half_square = Simd::mul(Simd::mul(x, Simd::broadcast(-0.5f)), x);
-    const V16 density = Simd::mul(exp16(minus_half_square), Simd::broadcast(0.398942280f));
+    const V16 density = Simd::mul(exp16_below(minus_half_square), Simd::broadcast(0.398942280f));
     return {Simd::mul(x, cdf), Simd::fma(x, density, cdf)};
   }
 };
@@ -81,8 +74,8 @@ void clamped_row(const ActivationRow& op) {
   const V16 high = Simd::broadcast(op.limit), low = Simd::broadcast(-op.limit), one = Simd::broadcast(1.0f);
   const V16 alpha = Simd::broadcast(op.alpha);
   each16_of(op.cols, [&](const auto& part, int64_t i) {
-    const V16 g = Simd::min(part.load(op.x, i), high);
-    const V16 u = Simd::min(Simd::max(part.load(op.up, i), low), high);
+    const V16 g = Simd::at_most(part.load(op.x, i), high);
+    const V16 u = Simd::at_most(Simd::at_least(part.load(op.up, i), low), high);
     part.store(op.y, i, Simd::mul(Simd::mul(g, sigmoid16(Simd::mul(alpha, g))), Simd::add(u, one)));
   });
 }
@@ -91,7 +84,7 @@ void clamped_backward_row(const ActivationBackwardRow& op) {
   const V16 alpha = Simd::broadcast(op.alpha), zero = Simd::zero();
   each16_of(op.cols, [&](const auto& part, int64_t i) {
     const V16 x = part.load(op.x, i), up = part.load(op.up, i), dy = part.load(op.dy, i);
-    const V16 g = Simd::min(x, high), u = Simd::min(Simd::max(up, low), high);
+    const V16 g = Simd::at_most(x, high), u = Simd::at_most(Simd::at_least(up, low), high);
     const V16 s = sigmoid16(Simd::mul(alpha, g)), value = Simd::mul(g, s);
     const V16 slope = Simd::fma(Simd::mul(alpha, value), Simd::sub(one, s), s);
     const V16 dx = Simd::mul(Simd::mul(dy, Simd::add(u, one)), slope), dup = Simd::mul(dy, value);

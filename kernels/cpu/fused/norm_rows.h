@@ -12,6 +12,23 @@ namespace {
 // To E4M3, nearest even, of finite numbers up to 448 and a rounding more. Added to 2^(e + 20), e the exponent
 // but not below -6, a number loses all but its last three bits; what is left, k, lies in the last bits of the
 // sum, and the code is 8 (e + 6) + k.
+#if defined(MILLRACE_SIMD_AVX512)
+inline void to_e4m3(V16 x, uint8_t* codes) {
+  const __m512i u = _mm512_castps_si512(x), magnitude = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
+  const __m512i exponent = _mm512_max_epi32(_mm512_and_si512(u, _mm512_set1_epi32(0x7f800000)),
+                                            _mm512_set1_epi32(0x3c800000));  // not below 2^-6
+  const __m512i large = _mm512_add_epi32(exponent, _mm512_set1_epi32(20 << 23));
+  const __m512i sum =
+      _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(magnitude), _mm512_castsi512_ps(large)));
+  // The sum's exponent is e + 20 + 127: 8 times it, less what it has at e = -6. One byte counts.
+  const __m512i code = _mm512_add_epi32(_mm512_add_epi32(sum, _mm512_srli_epi32(sum, 20)),
+                                        _mm512_set1_epi32(-8 * (127 + 20 - 6)));
+  // Seven bits of it, and one of the sign.
+  const __m512i with_sign =
+      _mm512_ternarylogic_epi32(_mm512_srli_epi32(u, 24), code, _mm512_set1_epi32(0x7f), 0xd8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm512_cvtepi32_epi8(with_sign));
+}
+#else
 inline void to_e4m3(V16 x, uint8_t* codes) {
   alignas(64) float lanes[kLanes];
   Simd::store(lanes, x);
@@ -31,6 +48,7 @@ inline void to_e4m3(V16 x, uint8_t* codes) {
   __builtin_memcpy(lanes, &with_sign, sizeof lanes);
   Simd::store_low_bytes(Simd::load(lanes), reinterpret_cast<int8_t*>(codes));
 }
+#endif
 
 // y / scale with the bits of a division, from 1 / scale (rounded): Markstein's two steps, which are exact
 // unless the fraction of scale is all ones or numbers leave the range of floats. Where they could, `exact` is
@@ -78,7 +96,7 @@ inline void store_codes(V16 y, const Quotients& by, float scale, bool int8, int6
   const V16 q = by.exact ? by.of(y) : Simd::div(y, Simd::broadcast(scale));
   if (int8) {
     const V16 most = Simd::broadcast(127.0f), least = Simd::broadcast(-127.0f);
-    Simd::round_to_int8(Simd::max(Simd::min(q, most), least), reinterpret_cast<int8_t*>(out));
+    Simd::round_to_int8(Simd::at_least(Simd::at_most(q, most), least), reinterpret_cast<int8_t*>(out));
   } else if (by.exact) {
     to_e4m3(q, out);
   } else {
@@ -123,7 +141,7 @@ void norm_quantize_row(const NormRow& op, const Normed& of) {
     V16 most = Simd::zero();
     each16_of(end - begin, [&](const auto& part, int64_t i) {
       const V16 y = of.at(part, begin + i);
-      most = Simd::max(most, Simd::abs(y));
+      most = Simd::larger_size(most, y);
       if (keep) part.store(row, i, y);
     });
     const float scale = Simd::reduce_max(most) / (int8 ? 127.0f : 448.0f);

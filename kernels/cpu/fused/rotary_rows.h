@@ -126,13 +126,33 @@ inline void dropout_words(const DropoutRow& op, const philox::Keys& keys, int64_
   vst4q_u32(reinterpret_cast<uint32_t*>(&words[0]), front);
   vst4q_u32(reinterpret_cast<uint32_t*>(&words[1]), back);
 }
+#elif defined(MILLRACE_SIMD_AVX512)
+// A product looks at the lower halves of lanes of 64 bits: what is in the upper ones may stay.
+inline void dropout_words(const DropoutRow& op, const philox::Keys& keys, int64_t first_col, U32x16* words) {
+  const auto all = [](uint32_t x) { return _mm512_set1_epi64(x); };
+  const __m512i lane = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);  // counters 0 to 3 in the even lanes
+  const __m512i by0 = all(philox::kMultiply0), by1 = all(philox::kMultiply1);
+  __m512i c0 = _mm512_add_epi64(lane, all(static_cast<uint32_t>(first_col / 4)));
+  __m512i c1 = all(op.row), c2 = all(op.offset_low), c3 = all(op.offset_high);
+  for (int round = 0; round < philox::kRounds; ++round) {
+    const __m512i a = _mm512_mul_epu32(c0, by0), b = _mm512_mul_epu32(c2, by1);
+    constexpr int kXor3 = 0x96;
+    c0 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(b, 32), c1, all(keys.first[round]), kXor3);
+    c2 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(a, 32), c3, all(keys.second[round]), kXor3);
+    c1 = b;
+    c3 = a;
+  }
+  // Two words of each counter, then four.
+  const __m512i front = _mm512_mask_mov_epi32(c0, 0xaaaa, _mm512_slli_epi64(c1, 32));
+  const __m512i back = _mm512_mask_mov_epi32(c2, 0xaaaa, _mm512_slli_epi64(c3, 32));
+  const __m512i low = _mm512_unpacklo_epi64(front, back), high = _mm512_unpackhi_epi64(front, back);
+  __builtin_memcpy(&words[0], &low, sizeof low);
+  __builtin_memcpy(&words[1], &high, sizeof high);
+}
 #else
-// 32 bits in each lane of 64, times 32 bits: vectors of 64 bits have no product of their own before AVX-512
-// DQ, and there it takes three times as long as that of the lower halves.
+// The lower 32 bits of each lane of 64, times 32 bits.
 [[gnu::always_inline]] inline void multiply_words(const U64x8& x, uint32_t by, U64x8& to) {
-#if defined(MILLRACE_SIMD_AVX512)
-  to = reinterpret_cast<U64x8>(_mm512_mul_epu32(reinterpret_cast<__m512i>(x), _mm512_set1_epi64(by)));
-#elif defined(MILLRACE_SIMD_AVX2)
+#if defined(MILLRACE_SIMD_AVX2)
   const __m256i factor = _mm256_set1_epi64x(by);
   __m256i half[2];
   __builtin_memcpy(half, &x, sizeof x);
@@ -140,24 +160,25 @@ inline void dropout_words(const DropoutRow& op, const philox::Keys& keys, int64_
   half[1] = _mm256_mul_epu32(half[1], factor);
   __builtin_memcpy(&to, half, sizeof to);
 #else
-  to = x * uint64_t{by};
+  to = (x & 0xffffffffu) * uint64_t{by};
 #endif
 }
+// What is in the upper halves of lanes may stay there.
 inline void dropout_words(const DropoutRow& op, const philox::Keys& keys, int64_t first_col, U32x16* words) {
   constexpr uint64_t kLow = 0xffffffffu;
   const uint64_t first = static_cast<uint64_t>(first_col / 4);
   const U64x8 lane = {0, 1, 2, 3, 4, 5, 6, 7}, zero = {};
-  U64x8 c0 = (lane + first) & kLow, c1 = zero + op.row, c2 = zero + op.offset_low, c3 = zero + op.offset_high;
+  U64x8 c0 = lane + first, c1 = zero + op.row, c2 = zero + op.offset_low, c3 = zero + op.offset_high;
   for (int round = 0; round < philox::kRounds; ++round) {
     U64x8 a, b;
     multiply_words(c0, philox::kMultiply0, a);
     multiply_words(c2, philox::kMultiply1, b);
     c0 = (b >> 32) ^ c1 ^ uint64_t { keys.first[round] };
     c2 = (a >> 32) ^ c3 ^ uint64_t { keys.second[round] };
-    c1 = b & kLow;
-    c3 = a & kLow;
+    c1 = b;
+    c3 = a;
   }
-  const U64x8 front = c0 | c1 << 32, back = c2 | c3 << 32;  // two words of each counter
+  const U64x8 front = (c0 & kLow) | c1 << 32, back = (c2 & kLow) | c3 << 32;  // two words of each counter
   const U64x8 low = __builtin_shufflevector(front, back, 0, 8, 1, 9, 2, 10, 3, 11);
   const U64x8 high = __builtin_shufflevector(front, back, 4, 12, 5, 13, 6, 14, 7, 15);
   __builtin_memcpy(&words[0], &low, sizeof low);
@@ -165,21 +186,31 @@ inline void dropout_words(const DropoutRow& op, const philox::Keys& keys, int64_
 }
 #endif
 
+// y where the lane's word is not below, else zero.
+[[gnu::always_inline]] inline V16 keep(V16 y, const U32x16& words, uint32_t below) {
+#if defined(MILLRACE_SIMD_AVX512)
+  const __mmask16 kept =
+      _mm512_cmpge_epu32_mask(reinterpret_cast<__m512i>(words), _mm512_set1_epi32(static_cast<int>(below)));
+  return _mm512_maskz_mov_ps(kept, y);
+#else
+  U32x16 bits;
+  static_assert(sizeof y == sizeof bits);
+  __builtin_memcpy(&bits, &y, sizeof bits);
+  bits &= reinterpret_cast<U32x16>(words >= below);
+  __builtin_memcpy(&y, &bits, sizeof bits);
+  return y;
+#endif
+}
+
 void dropout_row(const DropoutRow& op, const philox::Keys& keys) {
-  const V16 scale = Simd::broadcast(op.scale), half = Simd::broadcast(0.5f), zero = Simd::zero();
-  constexpr uint32_t kOne = 0x3f800000u;  // of a float
+  const V16 scale = Simd::broadcast(op.scale);
   for (int64_t begin = 0; begin < op.cols; begin += kDropoutColumns) {
     U32x16 words[2];
     dropout_words(op, keys, op.first_col + begin, words);
-    alignas(64) float kept[kDropoutColumns];
-    for (int j = 0; j < 2; ++j) {
-      const U32x16 one = reinterpret_cast<U32x16>(words[j] >= op.drop_below) & kOne;
-      __builtin_memcpy(kept + j * kLanes, &one, sizeof one);
-    }
     const int64_t cols = op.cols - begin < kDropoutColumns ? op.cols - begin : kDropoutColumns;
     each16_of(cols, [&](const auto& part, int64_t i) {
       const V16 y = Simd::mul(part.load(op.x, begin + i), scale);
-      part.store(op.y, begin + i, Simd::select_less(half, Simd::load(kept + i), y, zero));
+      part.store(op.y, begin + i, keep(y, words[i / kLanes], op.drop_below));
     });
   }
 }

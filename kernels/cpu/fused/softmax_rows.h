@@ -3,36 +3,48 @@
 
 #include "kernels/cpu/fused/float_rows.h"
 #include "kernels/cpu/simd/exp.h"
+#include "kernels/cpu/simd/unroll.h"
 
 namespace millrace::cpu::MILLRACE_TARGET {
 namespace {
 
-// exps: where exp(scale * x - max) goes, [cols], or null.
-RowSum sum_of_exp_row(FloatRow x, int64_t cols, float scale, float* exps) {
+// exps: where exp(scale * x - max) goes, [cols], or null. kScaled: scale is not 1.
+template <bool kScaled>
+RowSum sum_of_exp_row_of(FloatRow x, int64_t cols, float scale, float* exps) {
   const V16 by = Simd::broadcast(scale);
+  const auto scaled = [&](V16 v) __attribute__((always_inline)) { return kScaled ? Simd::mul(v, by) : v; };
   const float least = -__builtin_inff();
   // Behind the last element what becomes the least: an element of the other sign where scale is negative.
   const float fill = scale < 0.0f ? -least : least;
   V16 most = Simd::broadcast(least);
-  each16_of(cols, [&](const auto& part, int64_t i) {
-    const V16 scaled = Simd::mul(part.load(x, i, fill), by);
-    if constexpr (requires { part.n; }) {
-      if (scale == 0.0f) {  // infinity times zero
-        most = Simd::max(most, Simd::zero());
-        return;
-      }
-    }
-    most = Simd::max(most, scaled);
-  });
+  // Four chains, for a maximum waits for the one before. A NaN may get lost here: the sum has it.
+  V16 chains[4] = {most, most, most, most};
+  int64_t begin = 0;
+  for (; begin + 4 * kLanes <= cols; begin += 4 * kLanes) {
+    unroll<4>([&](auto c) __attribute__((always_inline)) {
+      chains[c] = Simd::larger(scaled(load16(x, begin + c * kLanes)), chains[c]);
+    });
+  }
+  for (const V16& chain : chains) most = Simd::larger(most, chain);
+  for (; begin + kLanes <= cols; begin += kLanes) most = Simd::larger(scaled(load16(x, begin)), most);
+  if (begin < cols) {
+    // Infinity times zero is no number, behind the last element.
+    const Last part{cols - begin};
+    most = Simd::larger(scale == 0.0f ? Simd::zero() : scaled(part.load(x, begin, fill)), most);
+  }
   const float max = Simd::reduce_max(most);
   const V16 from = Simd::broadcast(max);
   V16 sum = Simd::zero();
   each16_of(cols, [&](const auto& part, int64_t i) {
-    const V16 e = part.mask(exp16_below(Simd::sub(Simd::mul(part.load(x, i), by), from)));
+    const V16 e = part.mask(exp16_below(Simd::sub(scaled(part.load(x, i)), from)));
     sum = Simd::add(sum, e);
     if (exps != nullptr) part.store({exps, MR_F32}, i, e);
   });
   return {max, Simd::reduce_sum(sum)};
+}
+RowSum sum_of_exp_row(FloatRow x, int64_t cols, float scale, float* exps) {
+  return scale == 1.0f ? sum_of_exp_row_of<false>(x, cols, scale, exps)
+                       : sum_of_exp_row_of<true>(x, cols, scale, exps);
 }
 
 void softmax_row(FloatRow x, int64_t cols, float scale, float max, float by, FloatRow y) {

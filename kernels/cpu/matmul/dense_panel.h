@@ -1,5 +1,5 @@
-// Products of plain matrices on a CPU, the part of an instruction set: elements of an operand to floats, and
-// the product of two panels of floats. dense_gemm.cpp cuts matrices into them.
+// Products of plain matrices on a CPU, the part of an instruction set: the product of two panels of floats.
+// dense_gemm.cpp cuts matrices into them, dense_pack.h fills them.
 //
 //     C[m][64] (+)= sum_k A[m, k] B[k][64]
 //
@@ -9,21 +9,20 @@
 
 #include <stdint.h>
 
-#include "kernels/cpu/attention/paged_float.h"
 #include "kernels/cpu/matmul/dense_task.h"
-#include "kernels/cpu/simd/load_float.h"
 #include "kernels/cpu/simd/simd.h"
 #include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
 
 namespace millrace::cpu::MILLRACE_TARGET {
 namespace {
 
-// Sums in registers: 6 x 2 vectors of 32 (AVX-512, NEON: 16 lanes are four registers there), 4 x 1 of 16
-// (AVX2: two registers each).
+// Sums in registers: 12 x 2 of 32 (AVX-512), 6 x 1 of two or four registers each (AVX2: 12 of 16, NEON: 24
+// of 32).
 #if defined(MILLRACE_SIMD_AVX512)
-inline constexpr int kPanelM = 8, kPanelN = 2;
+inline constexpr int kPanelM = 12, kPanelN = 2;
 #else
-inline constexpr int kPanelM = 4, kPanelN = 1;
+inline constexpr int kPanelM = 6, kPanelN = 1;
 #endif
 
 template <int kM, int kN>
@@ -56,55 +55,13 @@ template <int kM, int kN>
 }
 
 void dense_panel(const DensePanel& p) {
+  constexpr int kWide = kDenseLanes / kLanes;
+  if (p.rows == 1 && p.lanes == kDenseLanes) return panel_block<1, kWide>(p, 0, 0);
   for (int64_t lane = 0; lane < p.lanes; lane += kPanelN * kLanes) {
     int64_t row = 0;
     for (; row + kPanelM <= p.rows; row += kPanelM) panel_block<kPanelM, kPanelN>(p, row, lane);
+    for (; row + 4 <= p.rows; row += 4) panel_block<4, kPanelN>(p, row, lane);
     for (; row < p.rows; ++row) panel_block<1, kPanelN>(p, row, lane);
-  }
-}
-
-template <class Load>
-void widen_all(const void* from, int64_t count, float* to) {
-  const auto* stored = static_cast<const typename Load::Stored*>(from);
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) Simd::store(to + i, Load::load(stored + i));
-  if (i == count) return;
-  float tail[kLanes];
-  Simd::store(tail, load_tail<Load>(stored + i, count - i));
-  for (int64_t j = 0; i + j < count; ++j) to[i + j] = tail[j];
-}
-
-struct LoadDenseE4M3 {
-  using Stored = uint8_t;
-  static V16 load(const uint8_t* p) { return load_e4m3<Simd>(p); }
-};
-
-struct LoadDenseE5M2 {  // the upper byte of a float16
-  using Stored = uint8_t;
-  static V16 load(const uint8_t* p) {
-    uint16_t halves[kLanes];
-    for (int i = 0; i < kLanes; ++i) halves[i] = static_cast<uint16_t>(p[i] << 8);
-    return Simd::load_f16(halves);
-  }
-};
-
-void dense_widen(DenseElement type, const void* from, int64_t count, float* to) {
-  switch (type) {
-    case DenseElement::kF32:
-      return widen_all<LoadF32>(from, count, to);
-    case DenseElement::kF16:
-      return widen_all<LoadF16>(from, count, to);
-    case DenseElement::kBF16:
-      return widen_all<LoadBF16>(from, count, to);
-    case DenseElement::kE4M3:
-      return widen_all<LoadDenseE4M3>(from, count, to);
-    case DenseElement::kE5M2:
-      return widen_all<LoadDenseE5M2>(from, count, to);
-    case DenseElement::kI8: {
-      const auto* codes = static_cast<const int8_t*>(from);
-      for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(codes[i]);
-      return;
-    }
   }
 }
 

@@ -14,7 +14,10 @@
 //   kMin                 d * code + m instead
 //   kHalves              a run has an integer scale for each of its halves besides (Q6_K)
 //   kSplit               scales are rows of their own
-//   Block(rows, at)      a stored block of kRows rows, `at` bytes into each; unpack<run, kSigned>(u)
+//   kParts               runs that are unpacked together, a group
+//   Block(rows, at)      a stored block of kRows rows, `at` bytes into each; unpack<part, kSigned>(u, group),
+//   in
+//                        order, gives run kParts * group + part
 //   scales(...)          d (and m) of `runs` runs of kRows rows from run `first` on, as floats [run][kRows]
 #pragma once
 
@@ -237,7 +240,7 @@ inline void k_scales(const uint8_t* const* rows, int64_t at, float* d, float* m)
 
 template <class Stored, int kMaxCodeValue, int kOffsetValue = 0>
 struct Plain {
-  static constexpr int kBlockBytes = sizeof(Stored), kRuns = 1, kOffset = kOffsetValue,
+  static constexpr int kBlockBytes = sizeof(Stored), kRuns = 1, kParts = 1, kOffset = kOffsetValue,
                        kMaxCode = kMaxCodeValue;
   static constexpr bool kMin = false, kHalves = false, kSplit = false;
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float*) {
@@ -259,7 +262,7 @@ struct FormatQ8_0 : Plain<q::BlockQ8_0, 255, 128> {
     Rows rows;
     int64_t at;
     template <int, bool kSigned>
-    [[gnu::always_inline]] void unpack(V* u) {
+    [[gnu::always_inline]] void unpack(V* u, int = 0) {
       transpose(rows, at + 2, u);
       transpose(rows, at + 18, u + 4);
       if constexpr (!kSigned) unroll<8>([&](auto j) { u[j] = bit_xor(u[j], bytes_of(128)); });
@@ -282,7 +285,7 @@ struct NibbleBlock {
     });
   }
   template <int, bool kSigned>
-  [[gnu::always_inline]] void unpack(V* u) {
+  [[gnu::always_inline]] void unpack(V* u, int = 0) {
     open_nibbles(u);
     lower<kSigned, kOffset>(u);
   }
@@ -315,7 +318,7 @@ struct FiveBitBlock {
   const uint8_t* const* rows;
   int64_t at;
   template <int, bool kSigned>
-  [[gnu::always_inline]] void unpack(V* u) {
+  [[gnu::always_inline]] void unpack(V* u, int = 0) {
     NibbleBlock<const uint8_t* const*, kAt + 4, 0>{rows, at}.open_nibbles(u);
     alignas(64) uint32_t words[kRows];
     for (int r = 0; r < kRows; ++r) __builtin_memcpy(&words[r], rows[r] + at + kAt, 4);
@@ -349,7 +352,7 @@ struct FormatQ5_1 : WithMin<q::BlockQ5_1, 31> {
 
 template <class Stored, int kMaxCode>
 struct Super : Plain<Stored, kMaxCode> {
-  static constexpr int kRuns = 8;
+  static constexpr int kRuns = 8, kParts = 2;
   static constexpr bool kMin = true;
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
     for (int64_t i = 0; i < runs; i += 8) {
@@ -365,11 +368,11 @@ struct FormatQ4_K : Super<q::BlockQ4_K, 15> {
     int64_t at;
     V t[8];
     Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
-    template <int kRun, bool>
-    [[gnu::always_inline]] void unpack(V* u) {
-      if constexpr (kRun % 2 == 0) {
-        transpose(rows, at + 16 + 16 * kRun, t);
-        transpose(rows, at + 32 + 16 * kRun, t + 4);
+    template <int kPart, bool>
+    [[gnu::always_inline]] void unpack(V* u, int group) {
+      if constexpr (kPart == 0) {
+        transpose(rows, at + 16 + 32 * group, t);
+        transpose(rows, at + 32 + 32 * group, t + 4);
         unroll<8>([&](auto j) { u[j] = low_nibbles(t[j]); });
       } else {
         unroll<8>([&](auto j) { u[j] = high_nibbles(t[j]); });
@@ -385,20 +388,22 @@ struct FormatQ5_K : Super<q::BlockQ5_K, 31> {
     int64_t at;
     V t[8], h[8];
     Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
-    template <int kRun, bool>
-    [[gnu::always_inline]] void unpack(V* u) {
-      if constexpr (kRun == 0) {
+    template <int kPart, bool>
+    [[gnu::always_inline]] void unpack(V* u, int group) {
+      if (kPart == 0 && group == 0) {
         transpose(rows, at + 16, h);
         transpose(rows, at + 32, h + 4);
       }
-      if constexpr (kRun % 2 == 0) {
-        transpose(rows, at + 48 + 16 * kRun, t);
-        transpose(rows, at + 64 + 16 * kRun, t + 4);
+      if constexpr (kPart == 0) {
+        transpose(rows, at + 48 + 32 * group, t);
+        transpose(rows, at + 64 + 32 * group, t + 4);
       }
+      // The group's two fifth bits are the lowest of h; a word's shift keeps the four that are still to come
+      // in their byte.
       unroll<8>([&](auto j) {
-        const V low = kRun % 2 == 0 ? low_nibbles(t[j]) : high_nibbles(t[j]);
-        u[j] = or_bit4(low, kRun <= 4 ? shift_left16(h[j], kRun <= 4 ? 4 - kRun : 0)
-                                      : shift_right16(h[j], kRun <= 4 ? 0 : kRun - 4));
+        const V low = kPart == 0 ? low_nibbles(t[j]) : high_nibbles(t[j]);
+        u[j] = or_bit4(low, shift_left16(h[j], 4 - kPart));
+        if constexpr (kPart == 1) h[j] = shift_right16(h[j], 2);
       });
     }
   };
@@ -407,7 +412,7 @@ struct FormatQ5_K : Super<q::BlockQ5_K, 31> {
 // Half g of a block: run 4 g + r has its low bits in nibble r / 2 of low[64 g + 32 (r % 2) + i] and its high
 // two in bits 2 r of high[32 g + i].
 struct FormatQ6_K : Plain<q::BlockQ6_K, 63, 32> {
-  static constexpr int kRuns = 8;
+  static constexpr int kRuns = 8, kParts = 4;
   static constexpr bool kHalves = true;
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float*) {
     for (int64_t i = 0; i < runs; i += 8) {
@@ -420,12 +425,11 @@ struct FormatQ6_K : Plain<q::BlockQ6_K, 63, 32> {
     int64_t at;
     V t[16], h[8];
     Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
-    template <int kRun, bool kSigned>
-    [[gnu::always_inline]] void unpack(V* u) {
-      constexpr int kHalf = kRun / 4, kPart = kRun % 4;
+    template <int kPart, bool kSigned>
+    [[gnu::always_inline]] void unpack(V* u, int group) {
       if constexpr (kPart == 0) {
-        unroll<4>([&](auto i) { transpose(rows, at + 64 * kHalf + 16 * i, t + 4 * i); });
-        unroll<2>([&](auto i) { transpose(rows, at + 128 + 32 * kHalf + 16 * i, h + 4 * i); });
+        unroll<4>([&](auto i) { transpose(rows, at + 64 * group + 16 * i, t + 4 * i); });
+        unroll<2>([&](auto i) { transpose(rows, at + 128 + 32 * group + 16 * i, h + 4 * i); });
       }
       unroll<8>([&](auto j) {
         const V from = t[8 * (kPart % 2) + j];
@@ -436,11 +440,11 @@ struct FormatQ6_K : Plain<q::BlockQ6_K, 63, 32> {
       });
       lower<kSigned, 32>(u);
     }
-    // The integer scale of half `half` of run kRun, a lane per row.
-    template <int kRun>
-    [[gnu::always_inline]] static V half_scale(const V* scales, int half) {
-      const V four = scales[kRun / 2];  // scales 4 i .. 4 i + 3
-      return signed_right32(shift_left32(four, 24 - 16 * (kRun % 2) - 8 * half), 24);
+    // The integer scale of half `half` of run 4 * group + kPart, a lane per row.
+    template <int kPart>
+    [[gnu::always_inline]] static V half_scale(const V* scales, int group, int half) {
+      const V four = scales[2 * group + kPart / 2];  // scales 4 i .. 4 i + 3 of the block
+      return signed_right32(shift_left32(four, 24 - 16 * (kPart % 2) - 8 * half), 24);
     }
     [[gnu::always_inline]] void load_half_scales(V* scales) const { transpose(rows, at + 192, scales); }
   };
@@ -486,7 +490,7 @@ struct FormatMXFP4 : Plain<q::BlockMXFP4, 24, 12> {
     Rows rows;
     int64_t at;
     template <int, bool kSigned>
-    [[gnu::always_inline]] void unpack(V* u) {
+    [[gnu::always_inline]] void unpack(V* u, int = 0) {
       const V table = e2m1_table<kSigned>();
       V t[4];
       transpose(rows, at + 1, t);
@@ -509,7 +513,7 @@ struct FormatMXFP4Split : Plain<q::BlockMXFP4Split, 24, 12> {
     const uint8_t* const* rows;
     int64_t at;
     template <int, bool kSigned>
-    [[gnu::always_inline]] void unpack(V* u) {
+    [[gnu::always_inline]] void unpack(V* u, int = 0) {
       const V table = e2m1_table<kSigned>();
       V t[4];
       transpose(rows, at, t);
@@ -520,6 +524,20 @@ struct FormatMXFP4Split : Plain<q::BlockMXFP4Split, 24, 12> {
     }
   };
 };
+
+// run(part, group) for the runs of a stored block in order, the groups written out or in a loop.
+template <class Format, bool kWrittenOut, class F>
+[[gnu::always_inline]] inline void each_run(F run) {
+  constexpr int kGroups = Format::kRuns / Format::kParts;
+  const auto group = [&](int g) __attribute__((always_inline)) {
+    unroll<Format::kParts>([&](auto part) __attribute__((always_inline)) { run(part, g); });
+  };
+  if constexpr (kWrittenOut) {
+    unroll<kGroups>([&](auto g) __attribute__((always_inline)) { group(g); });
+  } else {
+    for (int g = 0; g < kGroups; ++g) group(g);
+  }
+}
 
 }  // namespace
 }  // namespace millrace::cpu::MILLRACE_TARGET::lane

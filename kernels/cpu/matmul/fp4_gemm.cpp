@@ -1,5 +1,6 @@
-// A task is 64 x 64 outputs; 128 columns of both operands at a time are widened to floats, every value of
-// which is exact, and multiplied as in dense_gemm.cpp.
+// A task is 256 x 256 outputs, or of 64 columns where threads would have nothing to do. A chunk of both
+// operands at a time is widened to floats, every value of which is exact, and multiplied as in
+// dense_gemm.cpp; where there are tiles (AMX) the values go on to them as bf16, which are exact too.
 #include "kernels/cpu/matmul/fp4_gemm.h"
 
 #include <algorithm>
@@ -9,35 +10,125 @@
 namespace millrace::cpu {
 namespace {
 
-constexpr int64_t kFp4Rows = 64, kFp4Depth = 128;
+constexpr int64_t kFp4Rows = 256, kFp4Parts = 4, kFp4Depth = 128, kFp4TileDepth = 512;
+constexpr int64_t kStagedRows = 64;  // that are widened before they are packed
+constexpr int64_t kFp4PartSums = kFp4Rows * kDenseLanes;
 
 struct Fp4Scratch {
-  float *a, *b, *row, *sums;
+  float *a, *b, *rows, *sums;
+  uint16_t* halves;
 };
 Fp4Scratch take_fp4_scratch(Arena& arena) {
   Fp4Scratch s{};
-  s.a = arena.take<float>(kFp4Rows * kFp4Depth);
-  s.b = arena.take<float>(kFp4Depth * kDenseLanes);
-  s.row = arena.take<float>(kFp4Depth);
-  s.sums = arena.take<float>(kFp4Rows * kDenseLanes);
+  s.a = arena.take<float>(kFp4Rows * kFp4TileDepth / 2);  // tiles of bf16; floats of a chunk need no more
+  s.b = arena.take<float>(kFp4TileDepth * kDenseLanes / 2);
+  s.rows = arena.take<float>(kStagedRows * kFp4TileDepth);
+  s.sums = arena.take<float>(kFp4Parts * kFp4PartSums);
+  s.halves = arena.take<uint16_t>(kStagedRows * kFp4TileDepth);
   return s;
 }
 
-// Columns k to k + count of a row, both multiples of 16.
-void widen_fp4(const mr_fp4_gemm_args& args, const void* codes, const void* scales, int64_t row, int64_t k,
-               int64_t count, float* to) {
-  constexpr float kValues[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                 -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-  const int64_t block = args.format == MR_LOWBIT_NVFP4 ? 16 : 32;
-  const uint8_t* code = static_cast<const uint8_t*>(codes) + row * (args.k / 2) + k / 2;
-  const uint8_t* scale = static_cast<const uint8_t*>(scales) + row * (args.k / block);
-  for (int64_t i = 0; i < count; i += 2) {
-    const uint8_t stored = scale[(k + i) / block];
-    const float s = block == 16 ? to_float(Fp8E4M3{stored}) : to_float(E8M0{stored});
-    to[i] = kValues[code[i / 2] & 15u] * s;
-    to[i + 1] = kValues[code[i / 2] >> 4] * s;
+struct Fp4Operand {
+  const uint8_t *codes, *scales;  // [rows][k / 2], [rows][k / block]
+};
+
+struct Fp4Tile {
+  const Context& on;
+  const mr_fp4_gemm_args& args;
+  const Fp4Scratch& scratch;
+  int64_t row, column, rows, columns;  // of the sums: [part of 64 columns][256 rows][64]
+
+  int64_t block() const { return args.format == MR_LOWBIT_NVFP4 ? 16 : 32; }
+  Fp4Operand a() const {
+    return {static_cast<const uint8_t*>(args.a), static_cast<const uint8_t*>(args.a_scales)};
   }
-}
+  Fp4Operand b() const {
+    return {static_cast<const uint8_t*>(args.b), static_cast<const uint8_t*>(args.b_scales)};
+  }
+  int64_t parts() const { return (columns + kDenseLanes - 1) / kDenseLanes; }
+  int64_t part_columns(int64_t part) const {
+    return std::min<int64_t>(kDenseLanes, columns - part * kDenseLanes);
+  }
+  // Columns k to k + count of some rows, both multiples of the block, to [rows][stride].
+  void widen(const Fp4Operand& from, int64_t first, int64_t some, int64_t k, int64_t count, float* to,
+             int64_t stride) const {
+    float scales[kFp4TileDepth / 16];
+    for (int64_t r = 0; r < some; ++r) {
+      const uint8_t* stored = from.scales + (first + r) * (args.k / block()) + k / block();
+      for (int64_t i = 0; i < count / block(); ++i)
+        scales[i] = block() == 16 ? to_float(Fp8E4M3{stored[i]}) : to_float(E8M0{stored[i]});
+      on.kernels.fp4_widen(from.codes + (first + r) * (args.k / 2) + k / 2, scales, block(), count,
+                           to + r * stride);
+    }
+  }
+  void run() const {
+    if (args.k == 0) std::fill_n(scratch.sums, kFp4Parts * kFp4PartSums, 0.0f);
+    if (on.kernels.dense_tiles != nullptr) return run_tiles();
+    for (int64_t k = 0; k < args.k; k += kFp4Depth) {
+      const int64_t depth = std::min(kFp4Depth, args.k - k);
+      widen(a(), row, rows, k, depth, scratch.a, kFp4Depth);
+      for (int64_t part = 0; part < parts(); ++part) {
+        const int64_t count = part_columns(part);
+        widen(b(), column + part * kDenseLanes, count, k, depth, scratch.rows, kFp4Depth);
+        if (count < kDenseLanes) std::fill_n(scratch.b, depth * kDenseLanes, 0.0f);
+        on.kernels.dense_transpose({DenseElement::kF32, reinterpret_cast<const uint8_t*>(scratch.rows),
+                                    kFp4Depth * 4, count, depth, scratch.b});
+        on.kernels.dense_panel({scratch.a, kFp4Depth, 1, scratch.b, scratch.sums + part * kFp4PartSums, rows,
+                                depth, (count + 31) / 32 * 32, k > 0});
+      }
+    }
+  }
+  void run_tiles() const {
+    constexpr int64_t kGroup = kFp4TileDepth * 2 * kTileHeight;  // bytes
+    const DenseTileKernels& tiles = *on.kernels.dense_tiles;
+    auto *const of_a = reinterpret_cast<uint8_t*>(scratch.a), *const of_b =
+                                                                  reinterpret_cast<uint8_t*>(scratch.b);
+    for (int64_t k = 0; k < args.k; k += kFp4TileDepth) {
+      const int64_t depth = std::min(kFp4TileDepth, args.k - k),
+                    deep = (2 * depth + kDenseTileDepth - 1) / kDenseTileDepth;
+      for (int64_t r = 0; r < rows; r += kStagedRows) {
+        const int64_t some = std::min(kStagedRows, rows - r);
+        tiles.rows(staged(a(), row + r, some, k, depth, of_a + r / kTileHeight * kGroup));
+      }
+      for (int64_t part = 0; part < parts(); ++part) {
+        const int64_t count = part_columns(part);
+        tiles.columns(staged(b(), column + part * kDenseLanes, count, k, depth, of_b));
+        tiles.products(
+            {of_a, of_b, kGroup, rows, count, deep, scratch.sums + part * kFp4PartSums, k > 0, false});
+      }
+    }
+  }
+  // At most kStagedRows rows as bf16.
+  DenseTileOperand staged(const Fp4Operand& from, int64_t first, int64_t some, int64_t k, int64_t depth,
+                          uint8_t* to) const {
+    widen(from, first, some, k, depth, scratch.rows, depth);
+    on.kernels.dense_narrow(DenseElement::kBF16, scratch.rows, some * depth, scratch.halves);
+    return {reinterpret_cast<const uint8_t*>(scratch.halves),
+            2 * depth,
+            true,
+            2,
+            some,
+            depth,
+            to,
+            kFp4TileDepth * 2 * kTileHeight,
+            0};
+  }
+  void store() const {
+    const DenseElement type = args.out_type == MR_F32    ? DenseElement::kF32
+                              : args.out_type == MR_BF16 ? DenseElement::kBF16
+                                                         : DenseElement::kF16;
+    const int64_t bytes = args.out_type == MR_F32 ? 4 : 2;
+    for (int64_t part = 0; part < parts(); ++part) {
+      const int64_t count = part_columns(part), first = column + part * kDenseLanes;
+      for (int64_t r = 0; r < rows; ++r) {
+        float* const y = scratch.sums + part * kFp4PartSums + r * kDenseLanes;
+        for (int64_t c = 0; c < count; ++c) y[c] *= args.alpha;
+        on.kernels.dense_narrow(type, y, count,
+                                static_cast<uint8_t*>(args.c) + ((row + r) * args.ldc + first) * bytes);
+      }
+    }
+  }
+};
 
 }  // namespace
 
@@ -50,39 +141,20 @@ size_t fp4_gemm_workspace_bytes(int threads) {
 void fp4_gemm(const Context& on, const mr_fp4_gemm_args& args, void* workspace) {
   Arena one(nullptr);
   take_fp4_scratch(one);
-  const int64_t across = (args.n + kDenseLanes - 1) / kDenseLanes, down = (args.m + kFp4Rows - 1) / kFp4Rows;
+  constexpr int64_t kWide = kFp4Parts * kDenseLanes, kTilesEach = 4;
+  const int64_t down = (args.m + kFp4Rows - 1) / kFp4Rows;
+  const bool enough = (args.n + kWide - 1) / kWide * down >= kTilesEach * on.pool.size();
+  const int64_t width = on.pool.size() == 1 || enough ? kWide : kDenseLanes,
+                across = (args.n + width - 1) / width;
   on.pool.parallel_for(down * across, 1, [&](int64_t begin, int64_t end, int thread) {
     Arena arena(static_cast<uint8_t*>(workspace) + static_cast<size_t>(thread) * one.used());
     const Fp4Scratch scratch = take_fp4_scratch(arena);
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = i / across * kFp4Rows, column = i % across * kDenseLanes;
-      const int64_t rows = std::min(kFp4Rows, args.m - row);
-      const int64_t columns = std::min<int64_t>(kDenseLanes, args.n - column);
-      std::fill_n(scratch.sums, rows * kDenseLanes, 0.0f);
-      std::fill_n(scratch.b, kFp4Depth * kDenseLanes, 0.0f);
-      for (int64_t k = 0; k < args.k; k += kFp4Depth) {
-        const int64_t depth = std::min(kFp4Depth, args.k - k);
-        for (int64_t r = 0; r < rows; ++r)
-          widen_fp4(args, args.a, args.a_scales, row + r, k, depth, scratch.a + r * kFp4Depth);
-        for (int64_t c = 0; c < columns; ++c) {
-          widen_fp4(args, args.b, args.b_scales, column + c, k, depth, scratch.row);
-          for (int64_t j = 0; j < depth; ++j) scratch.b[j * kDenseLanes + c] = scratch.row[j];
-        }
-        on.kernels.dense_panel(
-            {scratch.a, kFp4Depth, 1, scratch.b, scratch.sums, rows, depth, kDenseLanes, k > 0});
-      }
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t c = 0; c < columns; ++c) {
-          const float y = args.alpha * scratch.sums[r * kDenseLanes + c];
-          const int64_t at = (row + r) * args.ldc + column + c;
-          if (args.out_type == MR_F32) {
-            static_cast<float*>(args.c)[at] = y;
-          } else {
-            static_cast<uint16_t*>(args.c)[at] =
-                args.out_type == MR_BF16 ? to_bfloat16(y).bits : to_half(y).bits;
-          }
-        }
-      }
+      const int64_t row = i / across * kFp4Rows, column = i % across * width;
+      const Fp4Tile tile{
+          on, args, scratch, row, column, std::min(kFp4Rows, args.m - row), std::min(width, args.n - column)};
+      tile.run();
+      tile.store();
     }
   });
 }

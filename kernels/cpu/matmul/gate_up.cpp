@@ -12,18 +12,18 @@ void activate(const KernelTable& kernels, const GateUp& op, float* gate, const f
   if (gate_bias != nullptr) kernels.scale_add(gate, 1.0f, gate_bias, 1.0f, count);
   if (up_bias != nullptr) kernels.scale_add(up, 1.0f, up_bias, 1.0f, count);
   switch (op.activation) {
-    case GateUp::Activation::kSilu:
+    case Activation::kSilu:
       if (op.up.matrix == nullptr) std::fill_n(up, count, 1.0f);
       return kernels.silu_mul(gate, up, count, y);
-    case GateUp::Activation::kClampedSwiglu:
+    case Activation::kClampedSwiglu:
       return kernels.clamped_swiglu(gate, up, op.alpha, op.limit, count, y);
-    case GateUp::Activation::kGelu:
+    case Activation::kGelu:
       kernels.gelu(gate, count, y);
       break;
-    case GateUp::Activation::kGeluTanh:
+    case Activation::kGeluTanh:
       kernels.gelu_tanh(gate, count, y);
       break;
-    case GateUp::Activation::kReluSquared:
+    case Activation::kReluSquared:
       for (int64_t i = 0; i < count; ++i) {
         const float x = std::max(gate[i], 0.0f);
         y[i] = x * x;

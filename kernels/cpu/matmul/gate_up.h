@@ -2,6 +2,7 @@
 // made by one thread, activated, and quantized for the product with W_down while they are in its cache.
 #pragma once
 
+#include "base/gated_activation.h"
 #include "kernels/cpu/matmul/gemm_chunk.h"
 #include "kernels/cpu/matmul/low_rank.h"
 
@@ -9,15 +10,7 @@ namespace millrace::cpu {
 
 struct GateUp {
   LinearWeights gate, up;  // [experts][inner][hidden]; without up, u is 1
-  // kSilu: silu(g) * u. kClampedSwiglu (gpt-oss): g = min(g, limit), u = clamp(u, +-limit),
-  // g * sigmoid(alpha g) * (u + 1). kGelu, kGeluTanh: GELU(g) * u. kReluSquared: max(g, 0)^2 * u.
-  enum class Activation {
-    kSilu,
-    kClampedSwiglu,
-    kGelu,
-    kGeluTanh,
-    kReluSquared
-  } activation = Activation::kSilu;
+  Activation activation = Activation::kSilu;
   float alpha = 1.702f, limit = 7.0f;
   // What is added to both products before biases and activation.
   std::span<const LowRankRun> gate_updates = {}, up_updates = {};

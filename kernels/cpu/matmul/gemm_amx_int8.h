@@ -194,11 +194,12 @@ void multiply_blocks(PackedRows<P>& w, int64_t first, int64_t runs, const Panel&
   }
 }
 
-template <class Format>
+// kFew: the product of at most kMaxGemvRows rows.
+template <class Format, MatmulFn kFew>
 void amx_int8_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
                      float* out, int64_t out_stride) {
   if (num_m <= kMaxGemvRows) {
-    gemv<Format>(w, first, num_rows, x, num_m, out, out_stride);
+    kFew(w, first, num_rows, x, num_m, out, out_stride);
     return;
   }
   const TileConfig config;

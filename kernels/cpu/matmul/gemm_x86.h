@@ -86,15 +86,15 @@ struct PackedRows {
   *low = join(bit_and(pe, words_of(63)), bit_and(po, words_of(63)));
 }
 
-template <class Format, class P, int kRun>
-[[gnu::always_inline]] inline void pack_run(typename Format::Block& block, const V* half_scales,
+template <class Format, class P, int kPart>
+[[gnu::always_inline]] inline void pack_run(typename Format::Block& block, int group, const V* half_scales,
                                             int8_t (*to)[8][4 * kRows]) {
   V u[8];
-  block.template unpack<kRun, P::kSigned || Format::kHalves>(u);
+  block.template unpack<kPart, P::kSigned || Format::kHalves>(u, group);
   unroll<8>([&](auto j) {
     if constexpr (Format::kHalves) {
       V high, low;
-      split_digits(u[j], Format::Block::template half_scale<kRun>(half_scales, j / 4), &high, &low);
+      split_digits(u[j], Format::Block::template half_scale<kPart>(half_scales, group, j / 4), &high, &low);
       const V offset = bytes_of(P::kSigned ? 0 : 128);
       store_bytes(to[0][j], bit_xor(high, offset));
       store_bytes(to[1][j], bit_xor(low, offset));
@@ -110,14 +110,16 @@ void pack_chunk(const RowPointers& rows, int64_t first, int64_t count, P& to) {
   if constexpr (Format::kRuns == 1) {
     for (int64_t i = 0; i < count; ++i) {
       typename Format::Block block{rows.codes, (first + i) * Format::kBlockBytes};
-      pack_run<Format, P, 0>(block, nullptr, to.codes[i]);
+      pack_run<Format, P, 0>(block, 0, nullptr, to.codes[i]);
     }
   } else {
     for (int64_t b = 0; b < count; b += 8) {
       typename Format::Block block{rows.codes, (first + b) / 8 * Format::kBlockBytes};
       V halves[4];
       if constexpr (Format::kHalves) block.load_half_scales(halves);
-      unroll<8>([&](auto i) { pack_run<Format, P, i>(block, halves, to.codes[b + i]); });
+      each_run<Format, false>([&](auto part, int group) __attribute__((always_inline)) {
+        pack_run<Format, P, part>(block, group, halves, to.codes[b + Format::kParts * group + part]);
+      });
     }
   }
 }

@@ -1,7 +1,7 @@
 // Products with Q4_K, Q5_K and Q6_K weights whose rows were interleaved by fours when they were loaded
 // (interleave_rows.h has the layouts): four codes of each of four rows lie in one vector, so that sdot by a
 // lane of the activations leaves one lane per row and nothing is reduced, and the scales of four rows lie
-// side by side. The numbers are those of quantized.h.
+// side by side. The numbers are those of gemm_int8.h.
 //
 // Roofline: the vector units. Of four rows and a run of 32, Q4_K takes 8 and or ushr, 8 sdot and 9 for scale,
 // minimum and sum: 25 slots, 12.5 cycles of Neoverse-N1 for 72 bytes; Q5_K 41 for 88 bytes, Q6_K 37 for 105.
@@ -290,11 +290,10 @@ void interleaved_matmul(const MatrixView& w, int64_t first, int64_t num_rows, co
   if (m < num_m) interleaved_chunk<Interleaved, 1>(w, first, num_rows, x, m, out, out_stride);
 }
 
-constexpr KernelTable with_interleaved(KernelTable table) {
+inline void put_interleaved(KernelTable& table) {
   table.matmul[static_cast<int>(Format::kInterleavedQ4_K)] = interleaved_matmul<InterleavedQ4_K>;
   table.matmul[static_cast<int>(Format::kInterleavedQ5_K)] = interleaved_matmul<InterleavedQ5_K>;
   table.matmul[static_cast<int>(Format::kInterleavedQ6_K)] = interleaved_matmul<InterleavedQ6_K>;
-  return table;
 }
 
 }  // namespace

@@ -117,17 +117,17 @@ template <bool kMin, int kM>
 }
 
 // One run of the weights by kM rows of activations.
-template <class Format, int kRun, int kM, class Block>
-[[gnu::always_inline]] inline void multiply_run(Block& block, const V* half_scales, const float* d,
+template <class Format, int kPart, int kM, class Block>
+[[gnu::always_inline]] inline void multiply_run(Block& block, int group, const V* half_scales, const float* d,
                                                 const float* m, const ActivationBlock* const* x, int64_t run,
                                                 F* acc) {
   V u[8], sum[kM];
-  block.template unpack<kRun, RunOf<Format>::kSigned>(u);
+  block.template unpack<kPart, RunOf<Format>::kSigned>(u, group);
   const auto codes = [&](auto j) __attribute__((always_inline)) { return u[j]; };
   if constexpr (Format::kHalves) {
-    RunOf<Format>::template dots_of_halves<kM>(codes, x, run,
-                                               Format::Block::template half_scale<kRun>(half_scales, 0),
-                                               Format::Block::template half_scale<kRun>(half_scales, 1), sum);
+    RunOf<Format>::template dots_of_halves<kM>(
+        codes, x, run, Format::Block::template half_scale<kPart>(half_scales, group, 0),
+        Format::Block::template half_scale<kPart>(half_scales, group, 1), sum);
   } else {
     RunOf<Format>::template dots<kM>(codes, x, run, sum);
   }
@@ -149,7 +149,7 @@ template <class Format, int kM>
   const auto run = [&](auto block, int64_t i) __attribute__((always_inline)) {
     ahead.prefetch_bytes<kRows * Format::kBlockBytes>();
     prefetch_next_chunk<Format>(rows, first + kChunkRuns, i);
-    multiply_run<Format, 0, kM>(block, nullptr, d + kRows * i, m + (Format::kMin ? kRows * i : 0), x,
+    multiply_run<Format, 0, kM>(block, 0, nullptr, d + kRows * i, m + (Format::kMin ? kRows * i : 0), x,
                                 first + i, acc);
   };
   if constexpr (Even<Format>) {
@@ -189,10 +189,12 @@ void gemv_tile(const RowPointers& rows, int64_t runs, const Panel& panel, int64_
       typename Format::Block block{rows.codes, first / 8 * Format::kBlockBytes};
       V halves[4];
       if constexpr (Format::kHalves) block.load_half_scales(halves);
-      unroll<8>([&](auto i) {
+      // Written out for several rows, the registers would not do, and the compiler takes its time.
+      each_run<Format, kM == 1>([&](auto part, int group) __attribute__((always_inline)) {
+        const int64_t i = Format::kParts * group + part;
         ahead.prefetch();
-        multiply_run<Format, i, kM>(block, halves, d + kRows * i, m + (Format::kMin ? kRows * i : 0), x,
-                                    first + i, acc);
+        multiply_run<Format, part, kM>(block, group, halves, d + kRows * i,
+                                       m + (Format::kMin ? kRows * i : 0), x, first + i, acc);
       });
     }
   }

@@ -66,15 +66,15 @@ void compare(const KernelTable& table, const Kind& kind, int64_t rows, int64_t c
   std::vector<float> x(static_cast<size_t>(num_m * cols));
   for (float& v : x) v = values(random);
   std::vector<ActivationBlock> activations(x.size() / kQuantBlock);
-  kScalarTable.quantize_int8(x.data(), static_cast<int64_t>(x.size()), activations.data());
+  scalar_table().quantize_int8(x.data(), static_cast<int64_t>(x.size()), activations.data());
   const Panel panel{reinterpret_cast<const uint8_t*>(activations.data()),
                     cols / kQuantBlock * static_cast<int64_t>(sizeof(ActivationBlock)), nullptr};
   for (const int64_t first : {int64_t{0}, int64_t{1}, int64_t{4}, int64_t{7}}) {
     for (const int64_t count : {int64_t{1}, int64_t{2}, int64_t{6}, rows - first}) {
       if (first + count > rows) continue;
       std::vector<float> want(static_cast<size_t>(num_m * count)), got(want.size() + 4, -7.0f);
-      kScalarTable.matmul[static_cast<int>(kind.format)]({plain.data(), row_bytes, nullptr, 0, cols}, first,
-                                                         count, panel, num_m, want.data(), count);
+      scalar_table().matmul[static_cast<int>(kind.format)]({plain.data(), row_bytes, nullptr, 0, cols}, first,
+                                                           count, panel, num_m, want.data(), count);
       table.matmul[static_cast<int>(kind.interleaved)]({fours.data(), row_bytes, nullptr, 0, cols}, first,
                                                        count, panel, num_m, got.data(), count);
       ASSERT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)), 0)

@@ -47,4 +47,17 @@ void add_outputs(const Context& ctx, const AddOutputs& op) {
   });
 }
 
+void add_mixed(const Context& ctx, const AddMixed& op) {
+  if (op.mix != nullptr) {
+    for (int64_t row = 0; row < op.rows; ++row) op.mix[row] = -op.mix[row];
+    ctx.kernels.exp(op.mix, op.rows, op.mix);
+  }
+  ctx.pool.parallel_for(op.rows, kRowsPerTask, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float by = op.mix == nullptr ? op.scale : op.scale / (1.0f + op.mix[row]);
+      ctx.kernels.scale_add(op.residual + row * op.stride, 1.0f, op.x + row * op.stride, by, op.cols);
+    }
+  });
+}
+
 }  // namespace millrace::cpu

@@ -1,6 +1,7 @@
-// Outputs of experts that are added up elsewhere than where they were made: what an expert gives a token is
-// weighed where the expert is, sent, and added in slot order where the token's columns are. The same
-// operations in the same order as moe_experts does them in one place, so the same bits.
+// Outputs of experts that are added to the residual stream by themselves: the shared expert's, with a factor;
+// and those that are added up elsewhere than where they were made: what an expert gives a token is weighed
+// where the expert is, sent, and added in slot order where the token's columns are. The same operations in
+// the same order as moe_experts does them in one place, so the same bits.
 // Bound by memory: 8 bytes read and written for each value, and a multiply or an add.
 #pragma once
 
@@ -31,5 +32,15 @@ struct AddOutputs {
 };
 // y[row] += the sum of its outputs, in slot order.
 void add_outputs(const Context& ctx, const AddOutputs& op);
+
+// residual[row] += scale * sigmoid(mix[row]) * x[row].
+struct AddMixed {
+  float* mix;  // [rows], overwritten; absent: without that factor
+  float scale;
+  const float* x;  // [rows][cols], `stride` apart as those of residual
+  int64_t rows, cols, stride;
+  float* residual;
+};
+void add_mixed(const Context& ctx, const AddMixed& op);
 
 }  // namespace millrace::cpu

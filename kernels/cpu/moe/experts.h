@@ -52,7 +52,7 @@ struct MoeExperts {
   bool keep_inner = false;                  // the workspace's inner has float32, sorted by expert, afterwards
   // y is left alone: the workspace's order and expert_out tell what to add (expert_outputs.h).
   bool leave_outputs = false;
-  const ExpertUpdates* updates = nullptr;  // with matrices that are whole
+  const ExpertUpdates* updates = nullptr;  // not with leave_outputs
 };
 
 struct MoeShape {

@@ -39,7 +39,7 @@ void route_top_k(const KernelTable& kernels, const TopK& op, int64_t token) {
     for (int64_t e = group * size + 1; e < (group + 1) * size; ++e) most = std::max(most, key(e));
     return most;
   };
-  const auto is_open = [&](int64_t group) {  // fewer than groups_chosen come before it
+  const auto is_eligible = [&](int64_t group) {  // fewer than groups_chosen come before it
     const float mine = largest(group);
     int before = 0;
     for (int64_t g = 0; g < op.groups; ++g) {
@@ -51,7 +51,7 @@ void route_top_k(const KernelTable& kernels, const TopK& op, int64_t token) {
   for (int64_t slot = 0; slot < k; ++slot) {
     int32_t best = -1;
     for (int32_t e = 0; e < experts; ++e) {
-      if (op.groups_chosen < op.groups && e % size == 0 && !is_open(e / size)) {
+      if (op.groups_chosen < op.groups && e % size == 0 && !is_eligible(e / size)) {
         e += static_cast<int32_t>(size) - 1;
         continue;
       }
@@ -97,7 +97,7 @@ float group_key(const SigmoidTopK& op, const float* weights, int64_t group) {
 }
 
 // Whether fewer than groups_chosen groups come before this one.
-bool group_is_open(const SigmoidTopK& op, const float* weights, int64_t group) {
+bool group_is_eligible(const SigmoidTopK& op, const float* weights, int64_t group) {
   if (op.groups_chosen >= op.groups) return true;
   const float key = group_key(op, weights, group);
   int before = 0;
@@ -118,7 +118,7 @@ void route_sigmoid(const KernelTable& kernels, const SigmoidTopK& op, int64_t to
   const int64_t size = op.experts / op.groups;
   std::fill_n(chosen, op.k, -1);
   for (int64_t g = 0; g < op.groups; ++g) {
-    if (!group_is_open(op, of, g)) continue;
+    if (!group_is_eligible(op, of, g)) continue;
     for (auto e = static_cast<int32_t>(g * size); e < (g + 1) * size; ++e) {
       int32_t moved = e;  // insertion, ties to the lower index
       for (int64_t slot = 0; slot < op.k; ++slot) {

@@ -58,6 +58,22 @@ struct Simd {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16));
   }
   static V16 load_bf16(const uint16_t* p) { return {widen_bf16(p), widen_bf16(p + 8)}; }
+  // As a float16 with its exponent's bias eight too low: those below the smallest power of two cost nothing
+  // so.
+  static __m256 e4m3_from_words(__m128i words) {
+    const __m128i seven = _mm_set1_epi16(0x7f), magnitude = _mm_and_si128(words, seven);
+    const __m128i sign = _mm_slli_epi16(_mm_and_si128(words, _mm_set1_epi16(0x80)), 8);
+    const __m256 value = _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(_mm_slli_epi16(magnitude, 7), sign)),
+                                       _mm256_set1_ps(256.0f));
+    const __m256i nan = _mm256_and_si256(_mm256_cvtepi16_epi32(_mm_cmpeq_epi16(magnitude, seven)),
+                                         _mm256_set1_epi32(0x7fc00000));
+    return _mm256_or_ps(value, _mm256_castsi256_ps(nan));
+  }
+  static V16 widen_e4m3(const uint8_t* p) {
+    const __m256i words = _mm256_cvtepu8_epi16(load128(p));
+    return {e4m3_from_words(_mm256_castsi256_si128(words)),
+            e4m3_from_words(_mm256_extracti128_si256(words, 1))};
+  }
   static void store(float* p, V16 x) {
     R::store(p, x.a);
     R::store(p + 8, x.b);
@@ -76,9 +92,22 @@ struct Simd {
     const __m256i nan = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
     return _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
   }
-  static void store_bf16(uint16_t* p, V16 x) {
-    const __m256i packed = _mm256_packus_epi32(bf16_bits(x.a), bf16_bits(x.b));  // lanes 0-3 8-11 4-7 12-15
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+  static void store_pairs(uint16_t* p, __m256i a, __m256i b) {  // packed: lanes 0-3 8-11 4-7 12-15
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8));
+  }
+  [[gnu::noinline]] static void store_bf16_of_any(uint16_t* p, __m256 a, __m256 b) {
+    store_pairs(p, bf16_bits(a), bf16_bits(b));
+  }
+  static __m256i bf16_bits_of_numbers(__m256 x) {
+    const __m256i u = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    return _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  }
+  [[gnu::always_inline]] static void store_bf16(uint16_t* p, V16 x) {
+    const __m256 nan = _mm256_cmp_ps(x.a, x.b, _CMP_UNORD_Q);  // in either of two lanes
+    if (__builtin_expect(_mm256_movemask_ps(nan), 0) != 0) return store_bf16_of_any(p, x.a, x.b);
+    store_pairs(p, bf16_bits_of_numbers(x.a), bf16_bits_of_numbers(x.b));
   }
   static V16 add(V16 x, V16 y) { return {R::add(x.a, y.a), R::add(x.b, y.b)}; }
   static V16 sub(V16 x, V16 y) { return {R::sub(x.a, y.a), R::sub(x.b, y.b)}; }
@@ -91,12 +120,29 @@ struct Simd {
   }
   static V16 max(V16 x, V16 y) { return {keep_nan(R::max(x.a, y.a), x.a), keep_nan(R::max(x.b, y.b), x.b)}; }
   static V16 min(V16 x, V16 y) { return {keep_nan(R::min(x.a, y.a), x.a), keep_nan(R::min(x.b, y.b), x.b)}; }
+  // The same where y is a bound, not zero and no NaN.
+  static V16 at_least(V16 x, V16 y) { return {R::max(y.a, x.a), R::max(y.b, x.b)}; }
+  static V16 at_most(V16 x, V16 y) { return {R::min(y.a, x.a), R::min(y.b, x.b)}; }
+  // The larger one; of a NaN any.
+  static V16 larger(V16 x, V16 y) { return {R::max(x.a, y.a), R::max(x.b, y.b)}; }
+  // The larger of x, which is not negative, and |y|; a NaN survives: as an integer it is above infinity.
+  static __m256 larger_bits(__m256 x, __m256 y) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(x), _mm256_castps_si256(y)));
+  }
+  static V16 larger_size(V16 x, V16 y) {
+    return {larger_bits(x.a, R::abs(y.a)), larger_bits(x.b, R::abs(y.b))};
+  }
   static V16 abs(V16 x) { return {R::abs(x.a), R::abs(x.b)}; }
   static V16 fma(V16 x, V16 y, V16 z) { return {R::fma(x.a, y.a, z.a), R::fma(x.b, y.b, z.b)}; }
   // a < b ? x : y
   static V16 select_less(V16 a, V16 b, V16 x, V16 y) {
     return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
             _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
+  }
+  // a < b ? 0 : y
+  static V16 zero_if_less(V16 a, V16 b, V16 y) {
+    return {_mm256_andnot_ps(_mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ), y.a),
+            _mm256_andnot_ps(_mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ), y.b)};
   }
   static __m256 add_exponent(__m256 a, __m256 magic) {
     return _mm256_castsi256_ps(

@@ -30,6 +30,19 @@ struct Simd {
   static V16 load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16));
   }
+  // As a float16 with its exponent's bias eight too low: those below the smallest power of two cost nothing
+  // so.
+  static V16 widen_e4m3(const uint8_t* p) {
+    const __m128i x = load128(p);
+    const __m256i words = _mm256_cvtepu8_epi16(x);
+    const __m256i halves =
+        _mm256_or_si256(_mm256_slli_epi16(_mm256_and_si256(words, _mm256_set1_epi16(0x7f)), 7),
+                        _mm256_slli_epi16(_mm256_and_si256(words, _mm256_set1_epi16(0x80)), 8));
+    const V16 value = _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0f));
+    const __mmask16 nan = _mm_cmpeq_epi8_mask(_mm_and_si128(x, _mm_set1_epi8(0x7f)), _mm_set1_epi8(0x7f));
+    return _mm512_castsi512_ps(_mm512_mask_or_epi32(
+        _mm512_castps_si512(value), nan, _mm512_castps_si512(value), _mm512_set1_epi32(0x7fc00000)));
+  }
   static void store(float* p, V16 x) { _mm512_storeu_ps(p, x); }
   // Rounded to nearest even; a NaN stays one.
   static void store_f16(uint16_t* p, V16 x) {
@@ -37,14 +50,24 @@ struct Simd {
                         _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
   static void store_bf16(uint16_t* p, V16 x) {
-    const __m512i u = _mm512_castps_si512(x), upper = _mm512_srli_epi32(u, 16);
-    const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
-    const __m512i rounded =
-        _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
-    const __m512i nan = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
-    const __m512i bits = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bits));
+    const __m512i u = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i bits =
+        _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), u, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), upper_halves(bits));
   }
+#if defined(MILLRACE_HAS_AVX512_VBMI)
+  static __m256i upper_halves(__m512i x) {  // one operation, where a shift and a narrowing are three
+    const __m512i order = _mm512_load_si512(kUpperHalves);
+    return _mm512_castsi512_si256(_mm512_permutexvar_epi8(order, x));
+  }
+  alignas(64) static constexpr uint8_t kUpperHalves[64] = {2,  3,  6,  7,  10, 11, 14, 15, 18, 19, 22,
+                                                           23, 26, 27, 30, 31, 34, 35, 38, 39, 42, 43,
+                                                           46, 47, 50, 51, 54, 55, 58, 59, 62, 63};
+#else
+  static __m256i upper_halves(__m512i x) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(x, 16)); }
+#endif
   static V16 add(V16 x, V16 y) { return _mm512_add_ps(x, y); }
   static V16 sub(V16 x, V16 y) { return _mm512_sub_ps(x, y); }
   static V16 mul(V16 x, V16 y) { return _mm512_mul_ps(x, y); }
@@ -56,6 +79,15 @@ struct Simd {
   }
   static V16 max(V16 x, V16 y) { return keep_nan(_mm512_max_ps(x, y), x); }
   static V16 min(V16 x, V16 y) { return keep_nan(_mm512_min_ps(x, y), x); }
+  // The same where y is a bound, not zero and no NaN.
+  static V16 at_least(V16 x, V16 y) { return _mm512_max_ps(y, x); }
+  static V16 at_most(V16 x, V16 y) { return _mm512_min_ps(y, x); }
+  // The larger one; of a NaN any.
+  static V16 larger(V16 x, V16 y) { return _mm512_max_ps(x, y); }
+  // The larger of x, which is not negative, and |y|; a NaN survives: as an integer it is above infinity.
+  static V16 larger_size(V16 x, V16 y) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(x), _mm512_castps_si512(abs(y))));
+  }
   static V16 abs(V16 x) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)));
   }
@@ -63,6 +95,10 @@ struct Simd {
   // a < b ? x : y
   static V16 select_less(V16 a, V16 b, V16 x, V16 y) {
     return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), x);
+  }
+  // a < b ? 0 : y
+  static V16 zero_if_less(V16 a, V16 b, V16 y) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ), y);
   }
   // a * 2^n where the low bits of `magic` hold n: adds them to a's exponent.
   static V16 add_exponent(V16 a, V16 magic) {

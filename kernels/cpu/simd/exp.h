@@ -49,19 +49,26 @@ template <class S = Simd>
 }
 inline V16 exp16(V16 x) {
   const V16 low = Simd::broadcast(-86.0f);
-  const auto [p, shifted] = exp_parts(Simd::min(Simd::max(x, low), Simd::broadcast(88.0f)));
-  return Simd::select_less(x, low, Simd::zero(), Simd::add_exponent(p, shifted));
+  const auto [p, shifted] = exp_parts(Simd::at_most(Simd::at_least(x, low), Simd::broadcast(88.0f)));
+  return Simd::zero_if_less(x, low, Simd::add_exponent(p, shifted));
 }
 
-// The same of numbers that are not above zero.
+// The same, but exp(-86) below -86: for what 1 is added to.
+inline V16 exp16_within(V16 x) {
+  const auto [p, shifted] =
+      exp_parts(Simd::at_most(Simd::at_least(x, Simd::broadcast(-86.0f)), Simd::broadcast(88.0f)));
+  return Simd::add_exponent(p, shifted);
+}
+
+// exp16 of numbers that are not above 88.
 struct FullExp {
   [[gnu::always_inline]] static ExpParts parts(V16 bounded) { return exp_parts(bounded); }
 };
 template <class Exp = FullExp>
 [[gnu::always_inline]] inline V16 exp16_below(V16 x) {
   const V16 low = Simd::broadcast(-86.0f);
-  const auto [p, shifted] = Exp::parts(Simd::max(x, low));
-  return Simd::select_less(x, low, Simd::zero(), Simd::add_exponent(p, shifted));
+  const auto [p, shifted] = Exp::parts(Simd::at_least(x, low));
+  return Simd::zero_if_less(x, low, Simd::add_exponent(p, shifted));
 }
 
 }  // namespace

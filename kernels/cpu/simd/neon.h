@@ -136,6 +136,12 @@ struct Simd {
   static V16 min(V16 x, V16 y) {
     return {R::min(x.a, y.a), R::min(x.b, y.b), R::min(x.c, y.c), R::min(x.d, y.d)};
   }
+  // The same where y is a bound, not zero and no NaN; where any result does of a NaN; of x, which is not
+  // negative, and |y|.
+  static V16 at_least(V16 x, V16 y) { return max(x, y); }
+  static V16 at_most(V16 x, V16 y) { return min(x, y); }
+  static V16 larger(V16 x, V16 y) { return max(x, y); }
+  static V16 larger_size(V16 x, V16 y) { return max(x, abs(y)); }
   static V16 abs(V16 x) { return {R::abs(x.a), R::abs(x.b), R::abs(x.c), R::abs(x.d)}; }
   static V16 fma(V16 x, V16 y, V16 z) {
     return {R::fma(x.a, y.a, z.a), R::fma(x.b, y.b, z.b), R::fma(x.c, y.c, z.c), R::fma(x.d, y.d, z.d)};
@@ -154,6 +160,14 @@ struct Simd {
   static V16 select_less(V16 a, V16 b, V16 x, V16 y) {
     return {vbslq_f32(vcltq_f32(a.a, b.a), x.a, y.a), vbslq_f32(vcltq_f32(a.b, b.b), x.b, y.b),
             vbslq_f32(vcltq_f32(a.c, b.c), x.c, y.c), vbslq_f32(vcltq_f32(a.d, b.d), x.d, y.d)};
+  }
+  // a < b ? 0 : y
+  static float32x4_t zero_if_less(float32x4_t a, float32x4_t b, float32x4_t y) {
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(a, b)));
+  }
+  static V16 zero_if_less(V16 a, V16 b, V16 y) {
+    return {zero_if_less(a.a, b.a, y.a), zero_if_less(a.b, b.b, y.b), zero_if_less(a.c, b.c, y.c),
+            zero_if_less(a.d, b.d, y.d)};
   }
   static float32x4_t add_exponent(float32x4_t a, float32x4_t magic) {
     return vreinterpretq_f32_u32(

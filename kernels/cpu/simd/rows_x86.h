@@ -154,8 +154,8 @@ inline F load_floats(const float* p) { return _mm256_loadu_ps(p); }
 inline F load_halves(const uint16_t* p) { return _mm256_cvtph_ps(load128(p)); }
 inline F floats_of_low_halves(V x) {
   const V low = bit_and(x, dwords_of(0xffff));
-  const V packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
-  return _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
+  const V halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
+  return _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
 }
 inline V widen_words(const uint16_t* p) { return _mm256_cvtepu16_epi32(load128(p)); }
 inline V widen_bytes(const uint8_t* p) {

@@ -150,6 +150,22 @@ struct Simd : FloatOps {
   static V16 select_less(V16 a, V16 b, V16 x, V16 y) {
     return each<16>([&](int j) { return a.v[j] < b.v[j] ? x.v[j] : y.v[j]; });
   }
+  // The larger or smaller of x and a bound, which is not zero and no NaN.
+  static V16 at_least(V16 x, V16 y) { return max(x, y); }
+  static V16 at_most(V16 x, V16 y) { return min(x, y); }
+  // The larger one, where any result does of a NaN; the larger of x, which is not negative, and |y|, of which
+  // a NaN survives.
+  static V16 larger(V16 x, V16 y) { return max(x, y); }
+  static V16 larger_size(V16 x, V16 y) {
+    return each<16>([&](int j) {
+      const float size = __builtin_fabsf(y.v[j]);
+      return x.v[j] > size || x.v[j] != x.v[j] ? x.v[j] : size;
+    });
+  }
+  // a < b ? 0 : y
+  static V16 zero_if_less(V16 a, V16 b, V16 y) {
+    return each<16>([&](int j) { return a.v[j] < b.v[j] ? 0.0f : y.v[j]; });
+  }
   // a * 2^n where the low bits of `magic` hold n: adds them to a's exponent.
   static V16 add_exponent(V16 a, V16 magic) {
     return each<16>(

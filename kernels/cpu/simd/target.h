@@ -1,4 +1,4 @@
-// Which instruction set the kernels of a translation unit are compiled for. A .cpp file of a table defines
+// Which instruction set the kernels of a translation unit are compiled for. A .cpp file of tables/ defines
 // one of MILLRACE_TARGET_* before its first include and is compiled with that set's flags; with none of them
 // the headers are plain C++, so that each compiles alone.
 //

@@ -34,8 +34,8 @@ struct LinearScratch {
         values(arena.take<float>(kChunkRows * padded)),
         writes(arena.take<float>(kChunkRows * padded)),
         outputs(arena.take<float>(kChunkRows * padded)),
-        read(arena.take<float>(2 * kChunkRows * padded)) {}
-  float *state, *queries, *zeros, *values, *writes, *outputs, *read;
+        scratch(arena.take<float>(state_scratch_floats(keys, false))) {}
+  float *state, *queries, *zeros, *values, *writes, *outputs, *scratch;
 };
 
 int64_t padded_dim_of(int32_t value_dim) { return (value_dim + kLanes - 1) / kLanes * kLanes; }
@@ -119,21 +119,16 @@ class LinearAttentionHead {
     c.delta = op_.delta;
     c.state = known ? own_.state : nullptr;
     c.state_out = state_wanted ? own_.state : nullptr;
-    c.scratch = own_.read;
-    float logs[kChunkRows];
+    c.scratch = own_.scratch;
     for (int32_t i = 0; i < rows; ++i) {
       row(c, i, first + i);
-      logs[i] = (i == 0 ? 0.0f : logs[i - 1]) + log_at(first + i);
-      c.decay[i] = static_cast<float>(std::exp(static_cast<double>(logs[i])));
-      for (int32_t j = 0; j <= i; ++j)
-        c.between[i][j] = static_cast<float>(std::exp(static_cast<double>(logs[i]) - logs[j]));
+      c.log[i] = (i == 0 ? 0.0f : c.log[i - 1]) + log_at(first + i);
     }
     // Rows behind the last write nothing and decay by nothing.
     for (int32_t i = rows; i < kChunkRows; ++i) {
       c.k[i] = own_.zeros;
       c.w[i] = own_.zeros;
-      c.decay[i] = c.decay[rows - 1];
-      std::copy_n(c.between[rows - 1], rows, c.between[i]);
+      c.log[i] = c.log[rows - 1];
     }
     ctx_.kernels.state_chunk(c);
     for (int32_t i = 0; i < rows; ++i) {

@@ -1,4 +1,4 @@
-// Linear attention over packed sequences of tensors: the C API's (millrace/kernels/linear_attention.h), whose
+// Linear attention over ragged sequences of tensors: the C API's (millrace/kernels/linear_attention.h), whose
 // arguments were checked. Sequences and heads are shared out over threads; a sequence's chunks follow one
 // another.
 #pragma once

@@ -1,4 +1,4 @@
-// Gradients of linear attention over packed sequences: the C API's (millrace/kernels/linear_attention.h),
+// Gradients of linear attention over ragged sequences: the C API's (millrace/kernels/linear_attention.h),
 // whose arguments were checked. All three rules are one recurrence, in double:
 //
 //   u = S^T a;  S' = diag(e) S + b u^T + k v^T;  o = S'^T q

@@ -8,158 +8,182 @@
 #include "kernels/cpu/simd/exp.h"
 #include "kernels/cpu/simd/load_float.h"
 #include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/state/gates.h"
 #include "kernels/cpu/state/state_task.h"
+#include "kernels/cpu/state/state_tiles.h"
 #include "kernels/cpu/tables/kernel_table.h"
 
 namespace millrace::cpu::MILLRACE_TARGET {
 namespace {
 
-inline float key_dot(const float* a, const float* b, int64_t size) {
-  V16 sum = Simd::zero();
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) sum = Simd::fma(Simd::load(a + i), Simd::load(b + i), sum);
-  if (i < size)
-    sum = Simd::fma(load_tail<LoadF32>(a + i, size - i), load_tail<LoadF32>(b + i, size - i), sum);
-  return Simd::reduce_sum(sum);
-}
+// e_i and e(i, j); with logs of each dimension 1.
+struct Decays {
+  float of_state[kChunkRows];
+  alignas(64) float between[kChunkRows][kChunkRows];
+};
 
-// y[d] = x[d] exp(log[d] - other[d]); without `other` exp(log[d]).
-inline void decay_keys(const float* x, const float* log, const float* other, int64_t size, float* y) {
-  for (int64_t i = 0; i < size; i += kLanes) {
-    const int64_t count = size - i < kLanes ? size - i : static_cast<int64_t>(kLanes);
-    const auto load = [&](const float* from) {
-      return count == kLanes ? Simd::load(from + i) : load_tail<LoadF32>(from + i, count);
-    };
-    V16 by = load(log);
-    if (other != nullptr) by = Simd::sub(by, load(other));
-    const V16 product = Simd::mul(load(x), exp16(by));
-    float last[kLanes];
-    Simd::store(count == kLanes ? y + i : last, product);
-    if (count < kLanes) __builtin_memcpy(y + i, last, static_cast<size_t>(count) * sizeof(float));
-  }
-}
+// What rows before it are to a row: weights of their w in its own, below zero, and in its output.
+struct RowWeights {
+  float write[kChunkRows], output[kChunkRows];
+};
 
-// x . k_j at row i, with what is left of each dimension by then; between[i][j] has the rest.
-inline float decayed_dot(const StateChunk& chunk, const float* x, int i, int j) {
-  if (chunk.logs[0] == nullptr) return key_dot(x, chunk.k[j], chunk.key_dim);
-  decay_keys(x, chunk.logs[i], chunk.logs[j], chunk.key_dim, chunk.decayed);
-  return key_dot(chunk.decayed, chunk.k[j], chunk.key_dim);
-}
-
-// out[r] = S^T x[r] for kRows rows that share the loads of S, sixteen columns at a time.
-template <int kRows>
-void read_state(const float* state, int64_t key_dim, int64_t padded, const float* const* x,
-                float* const* out) {
-  for (int64_t c = 0; c < padded; c += kLanes) {
-    V16 sum[kRows];
-    for (int r = 0; r < kRows; ++r) sum[r] = Simd::zero();
-    for (int64_t d = 0; d < key_dim; ++d) {
-      const V16 s = Simd::load(state + d * padded + c);
-      for (int r = 0; r < kRows; ++r) sum[r] = Simd::fma(Simd::broadcast(x[r][d]), s, sum[r]);
-    }
-    for (int r = 0; r < kRows; ++r) Simd::store(out[r] + c, sum[r]);
-  }
-}
-
-inline void read_state_rows(const float* state, int64_t key_dim, int64_t padded, const float* const* x,
-                            float* const* out, int rows) {
-  constexpr int kRowsAtOnce = 4;  // four sums of two registers each, where a register has eight lanes
-  int r = 0;
-  for (; r + kRowsAtOnce <= rows; r += kRowsAtOnce)
-    read_state<kRowsAtOnce>(state, key_dim, padded, x + r, out + r);
-  for (; r < rows; ++r) read_state<1>(state, key_dim, padded, x + r, out + r);
-}
-
-// y += by * x
-inline void add_scaled(float* y, float by, const float* x, int64_t size) {
-  const V16 all = Simd::broadcast(by);
-  for (int64_t c = 0; c < size; c += kLanes)
-    Simd::store(y + c, Simd::fma(all, Simd::load(x + c), Simd::load(y + c)));
-}
-
-// y = by * x, or zeros without x
-inline void set_scaled(float* y, float by, const float* x, int64_t size) {
-  const V16 all = Simd::broadcast(by);
-  for (int64_t c = 0; c < size; c += kLanes)
-    Simd::store(y + c, x == nullptr ? Simd::zero() : Simd::mul(all, Simd::load(x + c)));
-}
-
-inline void write_row(const StateChunk& chunk, int i, const float* read_key) {
-  const int64_t size = chunk.padded_dim;
-  float* w = chunk.w[i];
-  for (int64_t c = 0; c < size; c += kLanes) Simd::store(w + c, Simd::load(chunk.v[i] + c));
-  if (!chunk.delta) return;
-  if (read_key != nullptr) add_scaled(w, -chunk.decay[i], read_key, size);
-  for (int j = 0; j < i; ++j) {
-    const float by = decayed_dot(chunk, chunk.k[i], i, j) * chunk.between[i][j];
-    add_scaled(w, -by, chunk.w[j], size);
-  }
-  set_scaled(w, chunk.beta[i], w, size);
-}
-
-inline void output_row(const StateChunk& chunk, int i, const float* read_query) {
-  const int64_t size = chunk.padded_dim;
-  float* o = chunk.o[i];
-  set_scaled(o, chunk.decay[i], read_query, size);
-  for (int j = 0; j <= i; ++j) {
-    const float by = decayed_dot(chunk, chunk.q[i], i, j) * chunk.between[i][j];
-    add_scaled(o, by, chunk.w[j], size);
-  }
-}
-
-inline void next_state(const StateChunk& chunk) {
-  const int64_t size = chunk.padded_dim;
-  V16 left = Simd::broadcast(chunk.decay[kChunkRows - 1]);
-  const float* const* keys = chunk.k;
-  const float* decayed[kChunkRows];
-  float* all_left = nullptr;
+// Of the rows to compute and of the last, which the next state is made of.
+inline void decays_of(const StateChunk& chunk, Decays& to) {
+  alignas(64) double x[kChunkRows];
   if (chunk.logs[0] != nullptr) {
-    all_left = chunk.decayed + kChunkRows * static_cast<int64_t>(chunk.key_dim);
-    const float* const last = chunk.logs[kChunkRows - 1];
-    for (int j = 0; j < kChunkRows; ++j) {
-      float* const key = chunk.decayed + j * static_cast<int64_t>(chunk.key_dim);
-      decay_keys(chunk.k[j], last, chunk.logs[j], chunk.key_dim, key);
-      decayed[j] = key;
+    for (int i = 0; i < kChunkRows; ++i) {
+      to.of_state[i] = 1.0f;
+      for (int j = 0; j < kChunkRows; ++j) to.between[i][j] = 1.0f;
     }
-    keys = decayed;
-    for (int64_t d = 0; d < chunk.key_dim; ++d) all_left[d] = 1.0f;
-    decay_keys(all_left, last, nullptr, chunk.key_dim, all_left);
+    return;
   }
-  for (int64_t d = 0; d < chunk.key_dim; ++d) {
-    V16 by[kChunkRows];
+  for (int i = 0; i < kChunkRows; ++i) x[i] = chunk.log[i];
+  exp_rounded(x, to.of_state);
+  const auto row = [&](int i) {
     for (int j = 0; j < kChunkRows; ++j)
-      by[j] = Simd::broadcast(chunk.between[kChunkRows - 1][j] * keys[j][d]);
-    if (chunk.logs[0] != nullptr) left = Simd::broadcast(all_left[d]);
-    for (int64_t c = 0; c < size; c += kLanes) {
-      V16 s = chunk.state == nullptr ? Simd::zero() : Simd::mul(left, Simd::load(chunk.state + d * size + c));
-      for (int j = 0; j < kChunkRows; ++j) s = Simd::fma(by[j], Simd::load(chunk.w[j] + c), s);
-      Simd::store(chunk.state_out + d * size + c, s);
+      x[j] = j <= i ? static_cast<double>(chunk.log[i]) - chunk.log[j] : 0.0;
+    exp_rounded(x, to.between[i]);
+  };
+  for (int i = chunk.first; i < chunk.last; ++i) row(i);
+  if (chunk.last < kChunkRows && chunk.state_out != nullptr) row(kChunkRows - 1);
+}
+
+// to[d] = x[d] by, the last vector's rest zeros or of no use.
+inline void scale_keys(const float* x, float by, int64_t size, float* to) {
+  const V16 all = Simd::broadcast(by);
+  for (int64_t i = 0; i < size; i += kLanes) Simd::store(to + i, Simd::mul(all, load_some(x + i, size - i)));
+}
+
+inline void weigh_row(const StateChunk& chunk, const Decays& decays, int i, RowWeights& to) {
+  for (int j = 0; j <= i; ++j) {
+    to.output[j] = key_dot(chunk.q[i], chunk.k[j], chunk.key_dim) * decays.between[i][j];
+    if (chunk.delta && j < i)
+      to.write[j] = -(key_dot(chunk.k[i], chunk.k[j], chunk.key_dim) * decays.between[i][j]);
+  }
+}
+
+// The same with what is left of each dimension of a key, which query and key of a row share.
+inline void weigh_row_by_logs(const StateChunk& chunk, int i, RowWeights& to) {
+  const int64_t size = chunk.key_dim;
+  for (int j = 0; j <= i; ++j) {
+    V16 output = Simd::zero(), write = Simd::zero();
+    for (int64_t d = 0; d < size; d += kLanes) {
+      const auto load = [&](const float* from) { return load_some(from + d, size - d); };
+      const V16 left = exp16(Simd::sub(load(chunk.logs[i]), load(chunk.logs[j])));
+      const V16 key = load(chunk.k[j]);
+      output = Simd::fma(Simd::mul(load(chunk.q[i]), left), key, output);
+      if (chunk.delta) write = Simd::fma(Simd::mul(load(chunk.k[i]), left), key, write);
     }
+    to.output[j] = Simd::reduce_sum(output);
+    if (chunk.delta && j < i) to.write[j] = -Simd::reduce_sum(write);
+  }
+}
+
+// What the state behind a chunk is made of: keys as far as they are left there, in chunk.scratch; with logs
+// the scratch of the 33rd row on has them and what is left of each row of the state.
+struct NextState {
+  const float *keys, *left;
+  int64_t left_step;
+};
+
+inline NextState decay_to_end(const StateChunk& chunk, const Decays& decays, int64_t stride) {
+  if (chunk.logs[0] == nullptr) {
+    for (int j = 0; j < kChunkRows; ++j)
+      scale_keys(chunk.k[j], decays.between[kChunkRows - 1][j], chunk.key_dim, chunk.scratch + j * stride);
+    return {chunk.scratch, &decays.of_state[kChunkRows - 1], 0};
+  }
+  float* const keys = chunk.scratch + 2 * kChunkRows * stride;
+  float* const left = keys + kChunkRows * stride;
+  const float* const last = chunk.logs[kChunkRows - 1];
+  for (int64_t d = 0; d < chunk.key_dim; d += kLanes) {
+    const auto load = [&](const float* from) { return load_some(from + d, chunk.key_dim - d); };
+    for (int j = 0; j < kChunkRows; ++j) {
+      const V16 key = Simd::mul(load(chunk.k[j]), exp16(Simd::sub(load(last), load(chunk.logs[j]))));
+      Simd::store(keys + j * stride + d, key);
+    }
+    Simd::store(left + d, exp16(load(last)));
+  }
+  return {keys, left, 1};
+}
+
+// Queries and keys as far as the first state is left at their row.
+inline void decay_from_start(const StateChunk& chunk, int i, float* query, float* key) {
+  for (int64_t d = 0; d < chunk.key_dim; d += kLanes) {
+    const auto load = [&](const float* from) { return load_some(from + d, chunk.key_dim - d); };
+    const V16 left = exp16(load(chunk.logs[i]));
+    Simd::store(query + d, Simd::mul(load(chunk.q[i]), left));
+    if (key != nullptr) Simd::store(key + d, Simd::mul(load(chunk.k[i]), left));
+  }
+}
+
+// Rows of one strip from what they read of the state: [queries, then keys][16 kCols], or null.
+template <int kCols>
+inline void strip_rows(const StateChunk& chunk, const Decays& decays, const RowWeights* weights,
+                       const float* read, int64_t at) {
+  constexpr int64_t kRow = kCols * kLanes;
+  const int rows = chunk.last - chunk.first;
+  for (int i = chunk.first; i < chunk.last; ++i) {
+    V16 w[kCols];
+    for (int c = 0; c < kCols; ++c) w[c] = Simd::load(chunk.v[i] + at + c * kLanes);
+    if (chunk.delta) {
+      if (read != nullptr) {
+        const float* const key = read + (rows + i - chunk.first) * kRow;
+        const V16 by = Simd::broadcast(-decays.of_state[i]);
+        for (int c = 0; c < kCols; ++c) w[c] = Simd::fma(by, Simd::load(key + c * kLanes), w[c]);
+      }
+      add_terms<kCols>(w, weights[i].write, chunk.w, i, at);
+      for (int c = 0; c < kCols; ++c) w[c] = Simd::mul(Simd::broadcast(chunk.beta[i]), w[c]);
+    }
+    for (int c = 0; c < kCols; ++c) Simd::store(chunk.w[i] + at + c * kLanes, w[c]);
+  }
+  for (int i = chunk.first; i < chunk.last; ++i) {
+    V16 o[kCols];
+    for (int c = 0; c < kCols; ++c) {
+      o[c] = Simd::zero();
+      if (read == nullptr) continue;
+      o[c] = Simd::mul(Simd::broadcast(decays.of_state[i]),
+                       Simd::load(read + (i - chunk.first) * kRow + c * kLanes));
+    }
+    add_terms<kCols>(o, weights[i].output, chunk.w, i + 1, at);
+    for (int c = 0; c < kCols; ++c) Simd::store(chunk.o[i] + at + c * kLanes, o[c]);
   }
 }
 
 void state_chunk(const StateChunk& chunk) {
+  const int64_t stride = whole_vectors(chunk.key_dim);
+  const bool logs = chunk.logs[0] != nullptr;
+  const int rows = chunk.last - chunk.first, read_rows = chunk.delta ? 2 * rows : rows;
   const float* x[2 * kChunkRows];
-  float* read[2 * kChunkRows];
-  int rows = 0;
-  for (int i = chunk.first; i < chunk.last; ++i, ++rows) x[rows] = chunk.q[i];
-  const int queries = rows;
-  for (int i = chunk.first; chunk.delta && i < chunk.last; ++i, ++rows) x[rows] = chunk.k[i];
-  for (int r = 0; r < rows; ++r) read[r] = chunk.scratch + r * static_cast<int64_t>(chunk.padded_dim);
-  if (chunk.state != nullptr && chunk.logs[0] != nullptr) {
-    for (int r = 0; r < rows; ++r) {
-      float* const to = chunk.decayed + r * static_cast<int64_t>(chunk.key_dim);
-      decay_keys(x[r], chunk.logs[chunk.first + r % queries], nullptr, chunk.key_dim, to);
-      x[r] = to;
+  RowWeights weights[kChunkRows];
+  Decays decays;
+  decays_of(chunk, decays);
+  for (int n = 0; n < rows; ++n) {
+    const int i = chunk.first + n;
+    x[n] = chunk.q[i];
+    if (chunk.delta) x[rows + n] = chunk.k[i];
+    if (!logs) {
+      weigh_row(chunk, decays, i, weights[i]);
+      continue;
     }
+    weigh_row_by_logs(chunk, i, weights[i]);
+    if (chunk.state == nullptr) continue;
+    float* const query = chunk.scratch + n * stride;
+    float* const key = chunk.delta ? chunk.scratch + (rows + n) * stride : nullptr;
+    decay_from_start(chunk, i, query, key);
+    x[n] = query;
+    if (chunk.delta) x[rows + n] = key;
   }
-  if (chunk.state != nullptr) read_state_rows(chunk.state, chunk.key_dim, chunk.padded_dim, x, read, rows);
-  for (int i = chunk.first; i < chunk.last; ++i) {
-    const int r = i - chunk.first;
-    write_row(chunk, i, chunk.state != nullptr && chunk.delta ? read[queries + r] : nullptr);
-    output_row(chunk, i, chunk.state != nullptr ? read[r] : nullptr);
-  }
-  if (chunk.state_out != nullptr) next_state(chunk);
+  NextState next{};
+  if (chunk.state_out != nullptr) next = decay_to_end(chunk, decays, stride);
+  const StateWrite write = {chunk.state, chunk.state_out, chunk.padded_dim, next.left, next.left_step,
+                            next.keys,   stride,          chunk.w,          kChunkRows};
+  each_strip(chunk.padded_dim, read_rows <= kFewRows, [&]<int kCols>(int64_t at) {
+    alignas(64) float read[(kCols > kTileCols ? kFewRows : 2 * kChunkRows) * kCols * kLanes];
+    if (chunk.state != nullptr)
+      read_strip<kCols>(chunk.state + at, chunk.key_dim, chunk.padded_dim, x, read_rows, read);
+    strip_rows<kCols>(chunk, decays, weights, chunk.state != nullptr ? read : nullptr, at);
+    if (chunk.state_out != nullptr) write_strip<kCols>(write, chunk.key_dim, at);
+  });
 }
 
 // Sixteen channels at a time, their weights turned around once for all rows.

@@ -13,7 +13,6 @@ using Kind = StateMixRows::Kind;
 constexpr int64_t kChannelsPerTask = 512;
 constexpr double kLengthEps = 1e-6;  // of queries and keys that are normed
 
-double softplus(double x) { return x > 20.0 ? x : std::log1p(std::exp(x)); }
 double logistic(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
 class StateMixer {
@@ -22,7 +21,7 @@ class StateMixer {
       : ctx_(ctx), op_(op), work_(work), s_(op.shape), at_(op.shape) {}
 
   void run() {
-    list_pieces();
+    num_pieces_ = list_pieces(op_, work_.pieces);
     convolve();
     if (op_.kind == Kind::kConvolution) return gate_convolved();
     prepare();
@@ -31,23 +30,7 @@ class StateMixer {
   }
 
  private:
-  void list_pieces() {
-    for (int64_t n = 0; n < op_.num_sequences; ++n) {
-      const AttentionSequence& s = op_.sequences[n];
-      for (int32_t i = 0; i < s.num_tokens;) {
-        const int32_t position = s.context_len + i;
-        const int32_t rows = std::min(s.num_tokens - i, kBlockTokens - position % kBlockTokens);
-        work_.pieces[num_pieces_++] = {static_cast<int32_t>(n), s.first_row + i, position, rows};
-        i += rows;
-      }
-    }
-  }
-
-  // This layer's part of the block of a position; null where nothing is kept of it.
-  float* block_of(int32_t sequence, int32_t position) const {
-    const int32_t block = op_.tables[sequence][position / kBlockTokens];
-    return block == kNoBlock ? nullptr : op_.pool + block * op_.block_floats + op_.layer_offset;
-  }
+  float* block_of(int32_t sequence, int32_t position) const { return cpu::block_of(op_, sequence, position); }
 
   const float* mix_row(int64_t row) const { return op_.mix + row * s_.mix_cols(); }
   float* convolved_row(int64_t row) const { return work_.convolved + row * s_.channels(); }
@@ -151,51 +134,27 @@ class StateMixer {
   void gates(int64_t row, const float* before, float* decays) const {
     const float *step = mix_row(row) + s_.step_at(), *beta = mix_row(row) + s_.beta_at();
     float* betas = work_.betas + row * s_.value_heads;
-    if (s_.channel_decay) {
-      for (int64_t i = 0; i < s_.steps(); ++i) {
-        const double biased =
-            static_cast<double>(step[i]) + (op_.step_bias == nullptr ? 0.0f : op_.step_bias[i]);
-        decays[i] = (before == nullptr ? 0.0f : before[i]) +
-                    op_.a[i / s_.key_dim] * static_cast<float>(softplus(biased));
-      }
+    ctx_.kernels.softplus(step, op_.step_bias, s_.steps(), decays);
+    if (op_.kind == Kind::kSelectiveScan) {
+      for (int32_t h = 0; h < s_.value_heads; ++h)
+        betas[h] = decays[h] = std::clamp(decays[h], op_.step_min, op_.step_max);
+    } else {
       for (int32_t h = 0; h < s_.value_heads; ++h) betas[h] = static_cast<float>(logistic(beta[h]));
-      return;
     }
+    const int32_t of_head = s_.channel_decay ? s_.key_dim : 1;
     for (int32_t h = 0; h < s_.value_heads; ++h) {
-      const double biased =
-          static_cast<double>(step[h]) + (op_.step_bias == nullptr ? 0.0f : op_.step_bias[h]);
-      auto size = static_cast<float>(softplus(biased));
-      if (op_.kind == Kind::kSelectiveScan) size = std::clamp(size, op_.step_min, op_.step_max);
-      decays[h] = (before == nullptr ? 0.0f : before[h]) + op_.a[h] * size;
-      betas[h] = op_.kind == Kind::kGatedDelta ? static_cast<float>(logistic(beta[h])) : size;
+      for (int64_t i = int64_t{h} * of_head; i < (h + 1) * int64_t{of_head}; ++i)
+        decays[i] = (before == nullptr ? 0.0f : before[i]) + op_.a[h] * decays[i];
     }
   }
 
   void scan() {
-    // A task's pieces follow one another: sequences of one step are few, heads are many.
-    ctx_.pool.parallel_for(op_.num_sequences * s_.value_heads, 1,
-                           [&](int64_t begin, int64_t end, int thread) {
-                             for (int64_t task = begin; task < end; ++task) {
-                               scan_head(static_cast<int32_t>(task / s_.value_heads),
-                                         static_cast<int32_t>(task % s_.value_heads), work_.threads[thread]);
-                             }
-                           });
+    scan_pieces(ctx_, op_, work_.pieces, num_pieces_,
+                [&](const StatePiece& piece, int32_t head, const float* state, int thread) {
+                  return scan_piece(piece, head, state, work_.threads[thread]);
+                });
   }
 
-  void scan_head(int32_t sequence, int32_t head, const StateWorkspace::Thread& own) const {
-    const StatePiece* piece = work_.pieces;
-    while (piece->sequence != sequence) ++piece;
-    const StatePiece* const end = work_.pieces + num_pieces_;
-    const float* state = nullptr;
-    if (piece->position >= kBlockTokens) {
-      const float* block = block_of(sequence, piece->position / kBlockTokens * kBlockTokens - 1);
-      MILLRACE_CHECK(block != nullptr);
-      state = block + at_.state + head * at_.head_state;
-    }
-    for (; piece < end && piece->sequence == sequence; ++piece) state = scan_piece(*piece, head, state, own);
-  }
-
-  // Returns the state behind the piece, or, where it does not end its block, nothing of use.
   const float* scan_piece(const StatePiece& piece, int32_t head, const float* state,
                           const StateWorkspace::Thread& own) const {
     const int32_t first = piece.position % kBlockTokens, last = first + piece.rows;
@@ -211,10 +170,8 @@ class StateMixer {
     chunk.state_out = nullptr;
     if (last == kBlockTokens)
       chunk.state_out = block == nullptr ? own.state : block + at_.state + head * at_.head_state;
-    chunk.scratch = own.read;
-    chunk.decayed = own.decayed;
+    chunk.scratch = own.scratch;
     chunk.logs[0] = nullptr;
-    float logs[kBlockTokens];
     for (int32_t i = 0; i < last; ++i) {
       const int64_t row = piece.row + i - first;
       const bool known = i < first;
@@ -224,16 +181,14 @@ class StateMixer {
                                     : block + at_.writes + i * at_.row_writes + head * at_.padded_dim;
       const float* decays = known ? block + at_.decays + i * at_.row_decays : work_.decays + row * s_.steps();
       if (s_.channel_decay) chunk.logs[i] = decays + int64_t{head} * s_.key_dim;
-      logs[i] = s_.channel_decay ? 0.0f : decays[head];
+      chunk.log[i] = s_.channel_decay ? 0.0f : decays[head];
       if (known) continue;
       chunk.q[i] = x + s_.query_at() + key_at;
       chunk.v[i] = value_row(x, row, head, own.values + i * at_.padded_dim);
       chunk.o[i] = own.outputs + i * at_.padded_dim;
       chunk.beta[i] = work_.betas[row * s_.value_heads + head];
-      chunk.decay[i] = static_cast<float>(std::exp(static_cast<double>(logs[i])));
-      for (int32_t j = 0; j <= i; ++j)
-        chunk.between[i][j] = static_cast<float>(std::exp(static_cast<double>(logs[i]) - logs[j]));
     }
+    std::fill(chunk.log + last, chunk.log + kBlockTokens, chunk.log[last - 1]);
     ctx_.kernels.state_chunk(chunk);
     for (int32_t i = first; i < last; ++i) finish_row(chunk.o[i], piece.row + i - first, head);
     return chunk.state_out;
@@ -297,12 +252,8 @@ StateWorkspace::StateWorkspace(const StateShape& shape, int64_t tokens, int num_
   threads = arena.take<Thread>(num_threads);
   for (int t = 0; t < num_threads; ++t) {
     const auto rows = [&](int64_t count) { return arena.take<float>(count * at.padded_dim); };
-    const Thread own{rows(shape.key_dim),
-                     rows(kBlockTokens),
-                     rows(kBlockTokens),
-                     rows(kBlockTokens),
-                     rows(2 * kBlockTokens),
-                     arena.take<float>(shape.channel_decay ? 2 * kBlockTokens * int64_t{shape.key_dim} : 0)};
+    const Thread own{rows(shape.key_dim), rows(kBlockTokens), rows(kBlockTokens), rows(kBlockTokens),
+                     arena.take<float>(state_scratch_floats(shape.key_dim, shape.channel_decay))};
     if (threads != nullptr) threads[t] = own;
   }
 }

@@ -5,13 +5,9 @@
 #include "base/state_block.h"
 #include "kernels/cpu/attention/attention_plan.h"
 #include "kernels/cpu/context.h"
+#include "kernels/cpu/state/state_pieces.h"
 
 namespace millrace::cpu {
-
-// Some rows of one sequence that lie in one block.
-struct StatePiece {
-  int32_t sequence, row, position, rows;
-};
 
 // What a step writes besides the pool, and what each thread has for itself.
 struct StateWorkspace {
@@ -22,8 +18,8 @@ struct StateWorkspace {
   float *decays = nullptr, *betas = nullptr;  // [tokens][steps], [tokens][value_heads]
   StatePiece* pieces = nullptr;               // [tokens]
   struct Thread {
-    float *state, *writes, *values, *outputs, *read;  // [key_dim], three times [16], [32]: [.][padded_dim]
-    float* decayed;                                   // [32][key_dim] of a decay for each channel, or null
+    float *state, *writes, *values, *outputs;  // [key_dim], three times [16]: [.][padded_dim]
+    float* scratch;                            // state_scratch_floats
   };
   Thread* threads = nullptr;  // [threads]
 };

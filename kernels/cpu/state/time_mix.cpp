@@ -12,26 +12,6 @@ constexpr int64_t kGatesPerTask = 4096;
 constexpr float kDecayRate = -0.60653066f;  // -exp(-0.5): no decay is below exp of it
 constexpr double kLeastLength = 1e-12;      // that a key is divided by
 
-int64_t list_pieces(const ShiftedRows& op, StatePiece* to) {
-  int64_t count = 0;
-  for (int64_t n = 0; n < op.num_sequences; ++n) {
-    const AttentionSequence& s = op.sequences[n];
-    for (int32_t i = 0; i < s.num_tokens;) {
-      const int32_t position = s.context_len + i;
-      const int32_t rows = std::min(s.num_tokens - i, kBlockTokens - position % kBlockTokens);
-      to[count++] = {static_cast<int32_t>(n), s.first_row + i, position, rows};
-      i += rows;
-    }
-  }
-  return count;
-}
-
-// This layer's part of the block of a position; null where nothing is kept of it.
-float* block_of(const ShiftedRows& op, int32_t sequence, int32_t position) {
-  const int32_t block = op.tables[sequence][position / kBlockTokens];
-  return block == kNoBlock ? nullptr : op.pool + block * op.block_floats + op.layer_offset;
-}
-
 // body(piece) for each, over all threads.
 template <class Body>
 void for_each_piece(const Context& ctx, const ShiftedRows& op, StatePiece* pieces, const Body& body) {
@@ -60,14 +40,10 @@ class TimeMixer {
     ctx_.pool.parallel_for(num_pieces_, 1, [&](int64_t begin, int64_t end, int) {
       for (int64_t p = begin; p < end; ++p) keep_piece(work_.pieces[p]);
     });
-    // A task's pieces follow one another: sequences of one step are few, heads are many.
-    ctx_.pool.parallel_for(op_.of.num_sequences * s_.value_heads, 1,
-                           [&](int64_t begin, int64_t end, int thread) {
-                             for (int64_t task = begin; task < end; ++task) {
-                               scan_head(static_cast<int32_t>(task / s_.value_heads),
-                                         static_cast<int32_t>(task % s_.value_heads), work_.threads[thread]);
-                             }
-                           });
+    scan_pieces(ctx_, op_.of, work_.pieces, num_pieces_,
+                [&](const StatePiece& piece, int32_t head, const float* state, int thread) {
+                  return scan_piece(piece, head, state, work_.threads[thread]);
+                });
   }
 
  private:
@@ -119,20 +95,6 @@ class TimeMixer {
     }
   }
 
-  void scan_head(int32_t sequence, int32_t head, const TimeMixWorkspace::Thread& own) const {
-    const StatePiece* piece = work_.pieces;
-    while (piece->sequence != sequence) ++piece;
-    const StatePiece* const end = work_.pieces + num_pieces_;
-    const float* state = nullptr;
-    if (piece->position >= kBlockTokens) {
-      const float* block = block_of(op_.of, sequence, piece->position / kBlockTokens * kBlockTokens - 1);
-      MILLRACE_CHECK(block != nullptr);
-      state = block + at_.state + head * at_.head_state;
-    }
-    for (; piece < end && piece->sequence == sequence; ++piece) state = scan_piece(*piece, head, state, own);
-  }
-
-  // Returns the state behind the piece, or, where it does not end its block, nothing of use.
   const float* scan_piece(const StatePiece& piece, int32_t head, const float* state,
                           const TimeMixWorkspace::Thread& own) const {
     const int32_t first = piece.position % kBlockTokens, last = first + piece.rows;
@@ -147,8 +109,7 @@ class TimeMixer {
     c.state = state;
     if (last == kBlockTokens)
       c.state_out = block == nullptr ? own.state : block + at_.state + head * at_.head_state;
-    c.scratch = own.read;
-    c.decayed = own.decayed;
+    c.scratch = own.scratch;
     for (int32_t i = 0; i < last; ++i) {
       const int64_t row = piece.row + i - first;
       const bool known = i < first;
@@ -203,12 +164,10 @@ TimeMixWorkspace::TimeMixWorkspace(const StateShape& shape, int64_t tokens, int 
   low = arena.take<float>(tokens * shape.projected);
   pieces = arena.take<StatePiece>(tokens);
   threads = arena.take<Thread>(num_threads);
-  const int64_t padded_keys = (int64_t{shape.key_dim} + kLanes - 1) / kLanes * kLanes;
   for (int t = 0; t < num_threads; ++t) {
     const auto rows = [&](int64_t count) { return arena.take<float>(count * at.padded_dim); };
-    const Thread own{rows(shape.key_dim),    rows(kBlockTokens),
-                     rows(kBlockTokens),     rows(kBlockTokens),
-                     rows(2 * kBlockTokens), arena.take<float>((2 * kBlockTokens + 1) * padded_keys)};
+    const Thread own{rows(shape.key_dim), rows(kBlockTokens), rows(kBlockTokens), rows(kBlockTokens),
+                     arena.take<float>(wkv7_scratch_floats(shape.key_dim))};
     if (threads != nullptr) threads[t] = own;
   }
 }

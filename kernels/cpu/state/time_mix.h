@@ -33,8 +33,8 @@ struct TimeMixWorkspace {
   float* low = nullptr;          // [tokens][projected]: products of low rank
   StatePiece* pieces = nullptr;  // [tokens]
   struct Thread {
-    float *state, *values, *written, *outputs, *read;  // [key_dim], three times [16], [32]: [.][padded_dim]
-    float* decayed;                                    // [33][key_dim rounded up to 16]
+    float *state, *values, *written, *outputs;  // [key_dim], three times [16]: [.][padded_dim]
+    float* scratch;                             // wkv7_scratch_floats
   };
   Thread* threads = nullptr;  // [threads]
 };

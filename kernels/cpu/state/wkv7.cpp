@@ -16,9 +16,8 @@ struct Wkv7Scratch {
         values(arena.take<float>(kChunkRows * padded)),
         written(arena.take<float>(kChunkRows * padded)),
         outputs(arena.take<float>(kChunkRows * padded)),
-        read(arena.take<float>(2 * kChunkRows * padded)),
-        decayed(arena.take<float>((2 * kChunkRows + 1) * whole_vectors(keys))) {}
-  float *state, *r, *decay, *values, *written, *outputs, *read, *decayed;
+        scratch(arena.take<float>(wkv7_scratch_floats(keys))) {}
+  float *state, *r, *decay, *values, *written, *outputs, *scratch;
 };
 
 size_t wkv7_scratch_bytes(int32_t key_dim, int32_t value_dim) {
@@ -60,8 +59,7 @@ class Wkv7Head {
     c.last = rows;
     c.state = known ? own_.state : nullptr;
     c.state_out = state_wanted ? own_.state : nullptr;
-    c.scratch = own_.read;
-    c.decayed = own_.decayed;
+    c.scratch = own_.scratch;
     for (int32_t i = 0; i < rows; ++i) {
       const int64_t key = ((first + i) * op_.heads + head_) * op_.key_dim;
       const int64_t value = ((first + i) * op_.heads + head_) * op_.value_dim;

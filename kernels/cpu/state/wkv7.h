@@ -1,4 +1,4 @@
-// RWKV 7's recurrence over packed sequences of tensors: the C API's (millrace/kernels/linear_attention.h),
+// RWKV 7's recurrence over ragged sequences of tensors: the C API's (millrace/kernels/linear_attention.h),
 // whose arguments were checked. Sequences and heads are shared out over threads; a sequence's chunks follow
 // one another.
 #pragma once

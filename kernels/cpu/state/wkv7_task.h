@@ -33,9 +33,14 @@ struct Wkv7Chunk {
   const float *decay[kChunkRows], *k[kChunkRows], *b[kChunkRows], *v[kChunkRows];
   float* u[kChunkRows];  // [padded_dim], of all rows before `last`
   float* o[kChunkRows];  // [padded_dim], of the rows to compute
-  float* scratch;        // [2][16][padded_dim]
-  float* decayed;        // [33][key_dim rounded up to 16]
+  float* scratch;        // wkv7_scratch_floats
 };
+// What rows read the state at, a then r; keys as far as they are left behind the chunk, k and b in turn; what
+// is left of the state.
+inline int64_t wkv7_scratch_floats(int64_t key_dim) {
+  constexpr int64_t kVector = 16;
+  return (4 * kChunkRows + 1) * ((key_dim + kVector - 1) / kVector * kVector);
+}
 using Wkv7ChunkFn = void (*)(const Wkv7Chunk& chunk);
 
 }  // namespace millrace::cpu

@@ -21,7 +21,7 @@ namespace millrace::cpu {
 namespace {
 
 struct Detected {
-  std::vector<const KernelTable*> tables{&kScalarTable};
+  std::vector<const KernelTable*> tables{&scalar_table()};
   std::string refused;  // why a table is missing that the processor could run
 };
 
@@ -56,19 +56,19 @@ void detect_x86(Detected& found) {
   __builtin_cpu_init();  // asks the operating system too (xgetbv): wide registers must be saved
   const bool f16c = (Cpuid(1, 0).c & bit_F16C) != 0;  // not a name clang 14 knows
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !f16c) return;
-  found.tables.push_back(&kAvx2Table);
+  found.tables.push_back(&avx2_table());
   constexpr unsigned kAvxVnni = 1u << 4;
-  if ((Cpuid(7, 1).a & kAvxVnni) != 0) found.tables.push_back(&kAvxVnniTable);
+  if ((Cpuid(7, 1).a & kAvxVnni) != 0) found.tables.push_back(&avx_vnni_table());
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl")) {
     return;
   }
-  found.tables.push_back(&kAvx512BwTable);
+  found.tables.push_back(&avx512_bw_table());
   if (!__builtin_cpu_supports("avx512vnni")) return;
-  found.tables.push_back(&kAvx512VnniTable);
+  found.tables.push_back(&avx512_vnni_table());
   if (!__builtin_cpu_supports("avx512vbmi")) return;
-  found.tables.push_back(&kAvx512Table);
-  if (may_use_tiles(found.refused)) found.tables.push_back(&kAmxTable);
+  found.tables.push_back(&avx512_table());
+  if (may_use_tiles(found.refused)) found.tables.push_back(&amx_table());
 }
 
 #endif
@@ -77,10 +77,10 @@ Detected detect() {
   Detected found;
 #if defined(__aarch64__)
   const unsigned long capabilities = getauxval(AT_HWCAP);
-  if (capabilities & HWCAP_ASIMD) found.tables.push_back(&kNeonTable);
-  if (capabilities & HWCAP_ASIMDDP) found.tables.push_back(&kNeonDotprodTable);
+  if (capabilities & HWCAP_ASIMD) found.tables.push_back(&neon_table());
+  if (capabilities & HWCAP_ASIMDDP) found.tables.push_back(&neon_dotprod_table());
   if ((capabilities & HWCAP_ASIMDDP) && (getauxval(AT_HWCAP2) & HWCAP2_I8MM)) {
-    found.tables.push_back(&kNeonI8mmTable);
+    found.tables.push_back(&neon_i8mm_table());
   }
 #elif defined(__x86_64__)
   detect_x86(found);

@@ -1,19 +1,23 @@
-// The tables this build has. Which of them a machine can run is features.h's business.
+// The tables this build has. Which of them a machine can run is features.h's business: a table may be asked
+// for only where its instructions are.
 #pragma once
 
 #include "kernels/cpu/tables/kernel_table.h"
 
 namespace millrace::cpu {
 
-extern const KernelTable kScalarTable;
-extern const KernelTable kNeonTable;         // ARM builds
-extern const KernelTable kNeonDotprodTable;  // ARM builds
-extern const KernelTable kNeonI8mmTable;     // ARM builds
-extern const KernelTable kAvx2Table;         // x86 builds
-extern const KernelTable kAvxVnniTable;      // x86 builds
-extern const KernelTable kAvx512BwTable;     // x86 builds
-extern const KernelTable kAvx512VnniTable;   // x86 builds
-extern const KernelTable kAvx512Table;       // x86 builds
-extern const KernelTable kAmxTable;          // x86 builds
+const KernelTable& scalar_table();
+#if defined(__aarch64__)
+const KernelTable& neon_table();
+const KernelTable& neon_dotprod_table();
+const KernelTable& neon_i8mm_table();
+#elif defined(__x86_64__)
+const KernelTable& avx2_table();
+const KernelTable& avx_vnni_table();
+const KernelTable& avx512_bw_table();
+const KernelTable& avx512_vnni_table();
+const KernelTable& avx512_table();
+const KernelTable& amx_table();
+#endif
 
 }  // namespace millrace::cpu

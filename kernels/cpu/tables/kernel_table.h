@@ -36,6 +36,7 @@
 
 #include "kernels/cpu/attention/flash_task.h"
 #include "kernels/cpu/matmul/dense_task.h"
+#include "kernels/cpu/matmul/lowbit_task.h"
 #include "kernels/cpu/state/state_task.h"
 #include "kernels/cpu/state/wkv7_task.h"
 #include "kernels/cpu/tables/fused_kernels.h"
@@ -237,6 +238,18 @@ struct IndexScores {
 };
 using IndexScoresFn = void (*)(const IndexScores& scores);
 
+// Products of bf16, of int8 and of bf16 with four-bit weights by tiles (matmul/dense_task.h).
+struct DenseTileKernels {
+  void (*rows)(const DenseTileOperand& operand);     // to [16 rows][64 bytes of k]
+  void (*columns)(const DenseTileOperand& operand);  // to [16 dwords of k][16 columns]
+  void (*products)(const DenseTiles& product);
+  // The first columns, whole sixteens, of a unit of weights to tiles of columns: its rows are four groups.
+  void (*weights)(LowbitFormat format, const uint8_t* unit, int64_t columns, uint8_t* to,
+                  int64_t group_bytes);
+  // One row by vectors, with the bits of tiles.
+  void (*one_row)(const LowbitRows& product);
+};
+
 struct KernelTable {
   const char* name;
   MatmulFn matmul[static_cast<int>(Format::kCount)];
@@ -275,9 +288,19 @@ struct KernelTable {
   FlashMergeFn flash_merge_rows;
   FlashFinishFn flash_finish_rows;
 
-  // Products of plain matrices (matmul/dense_task.h): two panels of floats; elements of a type as floats.
+  // Products of plain matrices (matmul/dense_task.h): two panels of floats; a few rows; elements of a type as
+  // floats, in order and transposed, and floats as elements.
   void (*dense_panel)(const DensePanel& panel);
+  void (*dense_few)(const DenseFew& product);
   void (*dense_widen)(DenseElement type, const void* from, int64_t count, float* to);
+  void (*dense_transpose)(const DenseTranspose& operand);
+  void (*dense_narrow)(DenseElement type, const float* from, int64_t count, void* to);
+  void (*dense_multiply_add)(const float* a, const float* b, int64_t count, float* y);  // fused
+  // Units of four-bit weights (matmul/lowbit_task.h): by a few rows; the first columns to [columns][64].
+  void (*lowbit_rows)(const LowbitRows& product);
+  void (*lowbit_widen)(LowbitFormat format, const uint8_t* unit, int64_t columns, float* to);
+  // e2m1 codes of a row, two a byte, times a scale for every `block`; counts are whole sixteens.
+  void (*fp4_widen)(const uint8_t* codes, const float* scales, int64_t block, int64_t count, float* to);
 
   // Layers with a state (state/state_task.h).
   StateChunkFn state_chunk;
@@ -295,6 +318,12 @@ struct KernelTable {
   void (*quantize_int8_tile)(const float* x, int64_t cols, Int8Tile* tiles, int64_t row,
                              int64_t height) = nullptr;
 
+  // Products of plain matrices of int8, where the processor multiplies bytes with signs.
+  void (*dense_dots)(const DenseDots& product) = nullptr;
+
+  // Where there are tiles; bf16 then has bits of its own, for any number of rows.
+  const DenseTileKernels* dense_tiles = nullptr;
+
   // KV heads of a cache of each type that a thread attends to together where a context is split over threads.
   int32_t heads_per_split[static_cast<int>(KvType::kCount)] = {1, 1, 1, 1, 1};
   constexpr void set_heads_per_split(KvType type, int32_t heads) {
@@ -310,6 +339,10 @@ struct KernelTable {
   // All rows of a group at once.
   void (*quantize_bf16_tile_group)(const float* const* rows, int64_t height, int64_t cols,
                                    uint16_t* to) = nullptr;
+
+  // y[i] = log(1 + exp(x[i] + bias[i])), as the C library's doubles round to (state/gates.h); bias may be
+  // absent.
+  void (*softplus)(const float* x, const float* bias, int64_t size, float* y) = nullptr;
 
   // What a product of a step of `rows` rows reads. Int8 tiles are no choice where rows are picked by an
   // index.

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/attention/paged_tile.cuh"
-#include "kernels/cuda/ptx/mma.cuh"
+#include "millrace/kernels/tile/ptx/mma.cuh"
 
 namespace millrace::cuda {
 

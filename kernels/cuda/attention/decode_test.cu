@@ -27,14 +27,14 @@
 namespace millrace::cuda {
 namespace {
 
-struct Sequence {
+struct TestSequence {
   int32_t before, tokens;  // in the cache, and new
 };
 
 struct Case {
   int32_t heads, kv_heads, dim, window;
   bool sinks;
-  std::vector<Sequence> sequences;
+  std::vector<TestSequence> sequences;
   bool fp8 = false;
 };
 
@@ -74,7 +74,7 @@ struct Problem {
   explicit Problem(const Case& which) : c(which), scale(1.0f / std::sqrt(static_cast<float>(which.dim))) {
     int32_t blocks = 0;
     for (size_t s = 0; s < c.sequences.size(); ++s) {
-      const Sequence& sequence = c.sequences[s];
+      const TestSequence& sequence = c.sequences[s];
       starts.push_back(blocks);
       blocks += blocks_for(sequence.before + sequence.tokens);
       for (int32_t t = 0; t < sequence.tokens; ++t) {
@@ -193,7 +193,7 @@ struct OnDevice {
     while (all.size() % 4 != 0) all.push_back(0);
     chunks_at = all.size();
     int32_t row = 0, sequence = 0;
-    for (const Sequence& s : p.c.sequences) {
+    for (const TestSequence& s : p.c.sequences) {
       for (int32_t at = 0; at < s.tokens && tokens_per_chunk > 0; at += tokens_per_chunk, ++num_chunks) {
         for (const int32_t v :
              {row + at, std::min(tokens_per_chunk, s.tokens - at), s.before + at, sequence}) {
@@ -326,7 +326,7 @@ struct Shape {
 };
 class PagedAttentionTest : public ::testing::TestWithParam<Shape> {};
 
-std::vector<Sequence> ragged() {
+std::vector<TestSequence> ragged() {
   return {{0, 1}, {0, 17}, {505, 33}, {0, 700}, {1020, 9}, {129, 1}, {3, 127}, {1600, 2}};
 }
 

@@ -10,13 +10,26 @@ namespace {
 
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// The workspace of forward, one part behind the other; with a null base it counts.
-struct ForwardMemory {
+// A workspace, one part behind the other; with a null base it counts.
+struct WorkspaceParts {
+  size_t bytes = 0;
+
+ protected:
+  // Null where there is nothing of it.
+  template <class T>
+  T* take(void* base, size_t count) {
+    T* at =
+        count == 0 || base == nullptr ? nullptr : reinterpret_cast<T*>(static_cast<uint8_t*>(base) + bytes);
+    bytes += aligned(count * sizeof(T));
+    return at;
+  }
+};
+
+struct ForwardMemory : WorkspaceParts {
   int32_t *counter, *tile_starts;
   int32_t splits = 1;
   float *partial = nullptr, *partial_lse = nullptr;
   uint8_t* value_tiles = nullptr;
-  size_t bytes = 0;
 
   ForwardMemory(const mr_flash_problem& p, void* base) {
     counter = take<int32_t>(base, 1);
@@ -29,23 +42,11 @@ struct ForwardMemory {
     partial = take<float>(base, rows * static_cast<size_t>(p.value_dim));
     partial_lse = take<float>(base, rows);
   }
-
- private:
-  // Null where there is nothing of it.
-  template <class T>
-  T* take(void* base, size_t count) {
-    T* at =
-        count == 0 || base == nullptr ? nullptr : reinterpret_cast<T*>(static_cast<uint8_t*>(base) + bytes);
-    bytes += aligned(count * sizeof(T));
-    return at;
-  }
 };
 
-// The workspace of backward, one part behind the other; with a null base it counts.
-struct BackwardMemory {
+struct BackwardMemory : WorkspaceParts {
   int32_t *counter, *tile_starts, *turns;
   float *lse_log2, *delta, *dq;
-  size_t bytes = 0;
 
   BackwardMemory(const mr_flash_problem& p, bool deterministic, void* base) {
     const auto heads = static_cast<size_t>(p.batch) * static_cast<size_t>(p.heads);
@@ -58,16 +59,6 @@ struct BackwardMemory {
     lse_log2 = take<float>(base, rows);
     delta = take<float>(base, rows);
     dq = take<float>(base, rows * static_cast<size_t>(flash_backward_dim(p)));
-  }
-
- private:
-  // Null where there is nothing of it.
-  template <class T>
-  T* take(void* base, size_t count) {
-    T* at =
-        count == 0 || base == nullptr ? nullptr : reinterpret_cast<T*>(static_cast<uint8_t*>(base) + bytes);
-    bytes += aligned(count * sizeof(T));
-    return at;
   }
 };
 

@@ -17,7 +17,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/attention/flash_schedule.cuh"
-#include "kernels/cuda/ptx/bulk_reduce.cuh"
+#include "millrace/kernels/tile/ptx/bulk_reduce.cuh"
 
 namespace millrace::cuda {
 

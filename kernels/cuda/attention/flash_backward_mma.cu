@@ -1,9 +1,8 @@
 // Attention over tensors, backward, on mma.sync: every sum in a fixed order, without atomic additions.
 //   delta[i] = sum_d d_out[i, d] out[i, d]                       flash_delta_kernel, a warp a row
 //   p = exp(s - lse), ds = p (d_out v^T - delta) ds/dx           computed anew in both of the next
-//   d_v = p^T d_out, d_k = scale ds^T q                          a CTA a tile of keys; over the group's heads
-//   and
-//                                                                their queries, in order
+//   d_v = p^T d_out, d_k = scale ds^T q                          a CTA a tile of keys; over the group's
+//                                                                heads and their queries, in order
 //   d_q = scale ds k                                             a CTA a tile of queries; over keys, in order
 //   d_sink[h] = -sum_i exp(sink - lse[i]) delta[i]               a CTA a head
 // Tiles of keys have transposed scores, so that p^T and ds^T are fragments of the next product as they are.
@@ -66,7 +65,7 @@ __global__ void __launch_bounds__(kDeltaWarps * 32)
   const auto head = static_cast<int32_t>(index / s.max_q % s.heads);
   const int64_t b = index / s.max_q / s.heads;
   if (b >= s.batch) return;
-  const Sequence sequence(s, static_cast<int32_t>(b));
+  const SequenceRows sequence(s, static_cast<int32_t>(b));
   if (row >= sequence.q_len) return;
   const auto* out = query_row<const Element>(call.out, sequence, head, row);
   const auto* d_out = query_row<const Element>(call.d_out, sequence, head, row);
@@ -85,7 +84,7 @@ __global__ void __launch_bounds__(kSinkThreads)
   __shared__ float shared[kSinkThreads];
   float sum = 0;
   for (int32_t b = 0; b < s.batch; ++b) {
-    const Sequence sequence(s, b);
+    const SequenceRows sequence(s, b);
     const int64_t start = row_value_start(s, sequence, head);
     for (int32_t row = threadIdx.x; row < sequence.q_len; row += kSinkThreads) {
       sum = fmaf(exp2f((sink - call.lse[start + row]) * kLog2e), call.delta[start + row], sum);
@@ -120,7 +119,7 @@ __device__ inline bool list_has(const Shape& s, int64_t n, int32_t column) {
 }
 // Barriers before and after: nobody reads the bits of before, everybody sees the new ones.
 template <int kThreads>
-__device__ inline void find_query_blocks(const Shape& s, const Sequence& sequence, int32_t head,
+__device__ inline void find_query_blocks(const Shape& s, const SequenceRows& sequence, int32_t head,
                                          int32_t column, int32_t first, QueryBlocks& blocks) {
   __syncthreads();
   for (int i = threadIdx.x; i < QueryBlocks::kBlocks; i += kThreads) {
@@ -139,9 +138,9 @@ struct KeyTileMemory {  // tiles lie in dynamic memory
 
 // p^T and ds^T of a tile: rows are keys (key and key + 8), columns queries.
 template <class T>
-__device__ inline void key_tile_scores(const Shape& s, const Sequence& sequence, const KeyTileMemory<T>& tile,
-                                       const float* lse, const float* delta, int32_t first_key,
-                                       int32_t first_query, float (&p)[T::kQueries / 8][4],
+__device__ inline void key_tile_scores(const Shape& s, const SequenceRows& sequence,
+                                       const KeyTileMemory<T>& tile, const float* lse, const float* delta,
+                                       int32_t first_key, int32_t first_query, float (&p)[T::kQueries / 8][4],
                                        float (&ds)[T::kQueries / 8][4]) {
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   multiply_rows<T::kDim, T::kQueries>(p, tile.k, 16 * warp, tile.q);
@@ -195,7 +194,7 @@ __global__ void __launch_bounds__(T::kThreads)
   const int32_t first_key = static_cast<int32_t>(blockIdx.x % call.tiles) * T::kKeys;
   const auto rest = static_cast<int32_t>(blockIdx.x / call.tiles);
   const int32_t kv_head = rest % s.kv_heads;
-  const Sequence sequence(s, rest / s.kv_heads);
+  const SequenceRows sequence(s, rest / s.kv_heads);
   if (first_key >= sequence.k_len) return;
   const auto* any = static_cast<const Element*>(call.k.data);
   const auto load_keys = [&](const Tensor& from, Element* to, int32_t dim) {
@@ -271,7 +270,7 @@ __global__ void __launch_bounds__(T::kThreads)
   const int32_t m = call.tiles - 1 - static_cast<int32_t>(blockIdx.x % call.tiles);
   const auto rest = static_cast<int32_t>(blockIdx.x / call.tiles);
   const int32_t head = rest % s.heads, kv_head = head / s.group, first_query = m * T::kQueries;
-  const Sequence sequence(s, rest / s.heads);
+  const SequenceRows sequence(s, rest / s.heads);
   if (first_query >= sequence.q_len) return;
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int32_t query = first_query + 16 * warp + g;  // and + 8

@@ -16,8 +16,8 @@
 #include <type_traits>
 
 #include "kernels/cuda/attention/flash_schedule.cuh"
-#include "kernels/cuda/ptx/wgmma_e4m3.cuh"
 #include "millrace/kernels/tile/grid.cuh"
+#include "millrace/kernels/tile/ptx/wgmma_e4m3.cuh"
 #include "millrace/kernels/tile/ring.cuh"
 #include "millrace/kernels/tile/warp.cuh"
 

@@ -58,7 +58,7 @@ __device__ inline void scale_probabilities(float (&p)[T::kKeys / 8][4], float v_
 
 // Dot products become probabilities under the new maximum; out is scaled to it.
 template <class T>
-__device__ inline void softmax_tile(const Shape& s, const Sequence& sequence, float (&p)[T::kKeys / 8][4],
+__device__ inline void softmax_tile(const Shape& s, const SequenceRows& sequence, float (&p)[T::kKeys / 8][4],
                                     int32_t query, int32_t key, bool all_seen, RowState<T>& state) {
   const int t = threadIdx.x % 4;
 #pragma unroll
@@ -99,7 +99,7 @@ __device__ inline void softmax_tile(const Shape& s, const Sequence& sequence, fl
 
 // Adds the sink, divides, writes out and lse of rows query and query + 8.
 template <class T>
-__device__ inline void write_rows(const ForwardCall& call, const Sequence& sequence, int32_t head,
+__device__ inline void write_rows(const ForwardCall& call, const SequenceRows& sequence, int32_t head,
                                   int32_t query, const RowState<T>& state) {
   using Element = typename T::Element;
   const int t = threadIdx.x % 4;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(T::kThreads)
   const int32_t m = call.q_tiles - 1 - static_cast<int32_t>(blockIdx.x % call.q_tiles);
   const auto rest = static_cast<int32_t>(blockIdx.x / call.q_tiles);
   const int32_t head = rest % s.heads, kv_head = head / s.group, first_query = m * T::kQueries;
-  const Sequence sequence(s, rest / s.heads);
+  const SequenceRows sequence(s, rest / s.heads);
   if (first_query >= sequence.q_len) return;
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
   const int32_t query = first_query + 16 * warp + g;  // and + 8

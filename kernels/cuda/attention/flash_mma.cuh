@@ -10,8 +10,9 @@
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/attention/flash_mma.h"
-#include "kernels/cuda/ptx/mma.cuh"
-#include "kernels/cuda/ptx/mma_16bit.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
+#include "millrace/kernels/tile/ptx/mma.cuh"
+#include "millrace/kernels/tile/ptx/mma_16bit.cuh"
 
 namespace millrace::cuda::flash_mma {
 
@@ -63,10 +64,10 @@ inline Tensor tensor_of(const mr_flash_tensor& t, bool ragged) {
 }
 
 // One sequence of the call.
-struct Sequence {
+struct SequenceRows {
   int32_t index, q_start, q_len, k_start, k_len;
 
-  __device__ Sequence(const Shape& s, int32_t b) : index(b) {
+  __device__ SequenceRows(const Shape& s, int32_t b) : index(b) {
     q_start = s.cu_q != nullptr ? s.cu_q[b] : 0;
     q_len = s.cu_q != nullptr ? s.cu_q[b + 1] - q_start : s.max_q;
     k_start = s.cu_k != nullptr ? s.cu_k[b] : 0;
@@ -102,20 +103,21 @@ struct Sequence {
 };
 
 // lse and its like: [batch, heads, max_q], ragged [heads, cu_q[batch]].
-__device__ inline int64_t row_value_start(const Shape& s, const Sequence& sequence, int32_t head) {
+__device__ inline int64_t row_value_start(const Shape& s, const SequenceRows& sequence, int32_t head) {
   return s.cu_q != nullptr ? int64_t{head} * s.cu_q[s.batch] + sequence.q_start
                            : (int64_t{sequence.index} * s.heads + head) * s.max_q;
 }
 
 // Rows of one sequence and head: q, out and their gradients, or keys and values.
 template <class Element>
-__device__ inline Element* query_row(const Tensor& t, const Sequence& sequence, int32_t head, int32_t row) {
+__device__ inline Element* query_row(const Tensor& t, const SequenceRows& sequence, int32_t head,
+                                     int32_t row) {
   return static_cast<Element*>(t.data) + sequence.index * t.batch +
          (int64_t{sequence.q_start} + row) * t.seq + head * t.head;
 }
 template <class Element>
-__device__ inline Element* key_row(const Shape& s, const Tensor& t, const Sequence& sequence, int32_t head,
-                                   int32_t row) {
+__device__ inline Element* key_row(const Shape& s, const Tensor& t, const SequenceRows& sequence,
+                                   int32_t head, int32_t row) {
   auto* data = static_cast<Element*>(t.data) + head * t.head;
   if (s.pages != nullptr) {
     const int64_t page = s.pages[sequence.index * s.pages_stride + row / s.page_tokens];
@@ -308,15 +310,6 @@ __device__ inline float slope_of(const Shape& s, float score) {
   return 1.f - t * t;
 }
 
-__device__ inline float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
 // Which tiles of kTile keys the queries [query, query + queries) of one block row have: all from the first
 // key that one of them sees, or those of the block row's list. queries <= block_q, within one block row.
 template <int kTile>
@@ -324,7 +317,7 @@ struct KeyTiles {
   int32_t first = 0, count = 0;         // dense
   int32_t list = 0, tiles_a_block = 1;  // block-sparse: where the list begins
 
-  __device__ KeyTiles(const Shape& s, const Sequence& sequence, int32_t head, int32_t query,
+  __device__ KeyTiles(const Shape& s, const SequenceRows& sequence, int32_t head, int32_t query,
                       int32_t queries) {
     const int32_t past = min(query + queries, sequence.q_len);
     if (s.row_starts != nullptr) {

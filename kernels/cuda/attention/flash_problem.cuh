@@ -3,14 +3,12 @@
 //
 // A map has five dimensions, (dim, row, c2, c3, c4), so that one instruction loads any layout:
 //   dense:  (dim, seq, head, batch, 1)
-//   ragged: (dim, longest, offset, head, 1), where `row` and `offset` have the same stride and the base lies
-//   `longest`
-//           rows before the data. Row r of a sequence of n rows from `start` on is row = longest - n + r,
-//           offset = start + n: the address is right, and what lies past the sequence's end is past
-//           `longest`, so that it reads as zeros and not as the next sequence.
-//   paged:  (dim, row, page, head, 1), and where a sequence's end cuts a box, (dim, box, offset, page, head)
-//   with the
-//           same trick within the box.
+//   ragged: (dim, longest, offset, head, 1), where `row` and `offset` have the same stride and the base
+//           lies `longest` rows before the data. Row r of a sequence of n rows from `start` on is row =
+//           longest - n + r, offset = start + n: the address is right, and what lies past the sequence's
+//           end is past `longest`, so that it reads as zeros and not as the next sequence.
+//   paged:  (dim, row, page, head, 1), and where a sequence's end cuts a box,
+//           (dim, box, offset, page, head) with the same trick within the box.
 // A box that lies outside altogether, in a map whose base lies before the data, now and then was an illegal
 // access. Zeros matter for values: a probability of zero does not undo a NaN of somebody else's row.
 #pragma once
@@ -18,12 +16,12 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/cuda/ptx/approx.cuh"
-#include "kernels/cuda/ptx/tensor_map.cuh"
-#include "kernels/cuda/ptx/wgmma_16bit.cuh"
 #include "kernels/cuda/tile/launch.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
+#include "kernels/cuda/tile/tensor_map.cuh"
 #include "millrace/kernels/flash_attention.h"
+#include "millrace/kernels/tile/ptx/approx.cuh"
+#include "millrace/kernels/tile/ptx/wgmma_16bit.cuh"
 
 namespace millrace::cuda {
 
@@ -204,14 +202,6 @@ __device__ inline float2 flash_unpack(uint32_t pair) {
   } else {
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
   }
-}
-__device__ inline float flash_quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
-}
-__device__ inline float flash_quad_sum(float x) {
-  x += __shfl_xor_sync(kAllLanes, x, 1);
-  return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 // Of a quad: word w of lane t becomes word t of lane w, so that four lanes' pairs of eight columns become
 // each lane's eight columns.

@@ -1,7 +1,7 @@
 // Values of E4M3 codes for products whose depth is the keys: those of 8 bits take operands K-major alone, so
 // values are transposed once, into the workspace. A tile is 128 keys of a sequence and KV head, from an
 // absolute multiple on: a row of 128 bytes for each of kDimV dimensions, in the swizzle of wgmma.cuh, so that
-// one bulk copy brings an operand. Of every 16 keys, byte 4t + 2b + i of a row is key 8b + 2t + i: the order
+// one bulk copy loads an operand. Of every 16 keys, byte 4t + 2b + i of a row is key 8b + 2t + i: the order
 // in which a product before leaves probabilities in a lane. Keys and dimensions that do not exist are zeros.
 //
 // Roofline: a byte read and written for each code; at 16k keys, 16 heads of 128, 67 MB for 2.2 TFLOP.

@@ -17,9 +17,9 @@
 
 #include "base/paging.h"
 #include "kernels/cuda/attention/attention.h"
-#include "kernels/cuda/ptx/permute.cuh"
 #include "kernels/cuda/quant/mxfp4.cuh"
 #include "kernels/quant/kv_types.h"
+#include "millrace/kernels/tile/ptx/permute.cuh"
 
 namespace millrace::cuda {
 

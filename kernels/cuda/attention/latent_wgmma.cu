@@ -2,7 +2,7 @@
 // 256 dimensions, caches of bf16 and fp8.
 //
 // A CTA has 64 rows of the product: a row is one head of one token, tokens of one sequence that follow one
-// another, so that all of them share the tile of 64 keys that is in shared memory. A producer warp brings
+// another, so that all of them share the tile of 64 keys that is in shared memory. A producer warp loads
 // tiles by bulk copies; the cache is kept in the order in which the tensor cores take it, once K-major as
 // keys, and its last `rank` dimensions once MN-major as values: the values are never copied. Of a tile's
 // scores each of two consumer warpgroups has 32 keys, and of P V half of the dimensions: row maxima and

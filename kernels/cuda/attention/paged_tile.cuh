@@ -18,12 +18,12 @@
 
 #include "kernels/cuda/attention/key_tiles.h"
 #include "kernels/cuda/attention/kv_cache.cuh"
-#include "kernels/cuda/ptx/approx.cuh"
-#include "kernels/cuda/ptx/barrier.cuh"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
-#include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/tile/launch.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
+#include "millrace/kernels/tile/ptx/approx.cuh"
+#include "millrace/kernels/tile/ptx/barrier.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
+#include "millrace/kernels/tile/ptx/wgmma.cuh"
 
 namespace millrace::cuda {
 
@@ -39,15 +39,6 @@ __device__ inline float softmax_base(float row_max) { return row_max == -INFINIT
 __device__ inline uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
-__device__ inline float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
-}
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(kAllLanes, x, 1);
-  return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
 // Splits combined so far: their row_max and row_sum, and by which factors accumulators follow.

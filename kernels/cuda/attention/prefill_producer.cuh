@@ -17,7 +17,7 @@ struct PrefillShape {
   static constexpr int kParts = kDim / kPartDims;
   static constexpr int kConsumers = prefill_rows(kDim) / kWarpgroupRows;
   static constexpr int kThreads = (kConsumers + 1) * ptx::kWarpgroupThreads;
-  // What a launch gives each thread, dealt anew; converting takes more than asking for copies.
+  // What a launch gives each thread, dealt anew; converting takes more than issuing copies.
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : (kFp8 ? 224 : 232);
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : (kFp8 ? 56 : 40);
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=

@@ -14,9 +14,9 @@
 #include "kernels/cuda/attention/kv_cache.cuh"
 #include "kernels/cuda/attention/top_select.cuh"
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
 #include "kernels/cuda/tile/launch.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
 
 namespace millrace::cuda {
 namespace {

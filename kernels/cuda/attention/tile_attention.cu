@@ -14,8 +14,8 @@
 #include "kernels/cuda/attention/tile_attention.h"
 
 #include "kernels/cuda/attention/paged_tile.cuh"
-#include "kernels/cuda/ptx/async_copy.cuh"
-#include "kernels/cuda/ptx/mma.cuh"
+#include "millrace/kernels/tile/ptx/async_copy.cuh"
+#include "millrace/kernels/tile/ptx/mma.cuh"
 
 namespace millrace::cuda {
 namespace {

@@ -38,17 +38,17 @@ DeviceBuffer on_device(const std::vector<T>& values) {
 
 // Sequences of `before` + `tokens` positions, all in the cache; the last `tokens` are rows.
 struct Problem {
-  struct Sequence {
+  struct TestSequence {
     int32_t before, tokens;
   };
   Case c;
-  std::vector<Sequence> sequences;
+  std::vector<TestSequence> sequences;
   std::vector<int32_t> positions, sequence_of, starts, tables, lengths;
   std::vector<uint16_t> pool;  // [blocks][key, value][kv_heads][16 x dim]
   std::vector<float> query, sinks;
   int64_t block_elements;
 
-  Problem(const Case& of, std::vector<Sequence> list) : c(of), sequences(std::move(list)) {
+  Problem(const Case& of, std::vector<TestSequence> list) : c(of), sequences(std::move(list)) {
     std::mt19937 random(5);
     std::normal_distribution<float> normal;
     block_elements = int64_t{2} * c.kv_heads * kBlockTokens * c.dim;
@@ -198,8 +198,8 @@ TEST(TileAttention, MatchesFloat64HoweverRowsAreBatched) {
                  std::to_string(c.dim) + " window " + std::to_string(c.window) + " chunk " +
                  std::to_string(c.chunk));
     Problem p(c, c.bidirectional
-                     ? std::vector<Problem::Sequence>{{0, 5}, {0, 130}, {0, 1}, {0, 601}}
-                     : std::vector<Problem::Sequence>{{0, 1}, {0, 23}, {505, 33}, {1000, 1}, {63, 70}});
+                     ? std::vector<Problem::TestSequence>{{0, 5}, {0, 130}, {0, 1}, {0, 601}}
+                     : std::vector<Problem::TestSequence>{{0, 1}, {0, 23}, {505, 33}, {1000, 1}, {63, 70}});
     const auto rows = static_cast<int32_t>(p.positions.size());
     const std::vector<float> all = run(gpu, p, 0, rows, false, false);
     expect_right(p, all);

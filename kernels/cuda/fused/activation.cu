@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/fused/each_row.cuh"
 #include "kernels/cuda/fused/fused.h"
-#include "kernels/cuda/ptx/approx.cuh"
+#include "millrace/kernels/tile/ptx/approx.cuh"
 
 namespace millrace::cuda {
 namespace {
@@ -28,7 +28,7 @@ __device__ inline WithSlope gelu(float x) {
   return {x * phi, fmaf(x * 0.398942280f, e, phi)};
 }
 // 1 / (1 + e^-x): as moe/activation.cuh's, with the special function unit's power of two.
-__device__ inline float fast_sigmoid(float x) {
+__device__ inline float sigmoid_by_exp2(float x) {
   const float y = fminf(1.0f + ptx::exp2_approx(x * -1.44269504f), 0x1p120f);
   const float r = ptx::reciprocal_approx(y);
   return fmaf(r, fmaf(-y, r, 1.0f), r);
@@ -36,12 +36,12 @@ __device__ inline float fast_sigmoid(float x) {
 // x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
 __device__ inline WithSlope gelu_tanh(float x) {
   const float square = x * x;
-  const float s = fast_sigmoid(1.59576912f * x * fmaf(0.044715f, square, 1.0f));
+  const float s = sigmoid_by_exp2(1.59576912f * x * fmaf(0.044715f, square, 1.0f));
   const float slope_of_2u = 1.59576912f * fmaf(0.134145f, square, 1.0f);
   return {x * s, fmaf(x * s * (1.0f - s), slope_of_2u, s)};
 }
 __device__ inline WithSlope silu(float x, float alpha = 1.0f) {
-  const float s = fast_sigmoid(alpha * x);
+  const float s = sigmoid_by_exp2(alpha * x);
   return {x * s, fmaf(alpha * x * s, 1.0f - s, s)};
 }
 
@@ -66,8 +66,9 @@ __device__ inline WithSlope of_up(float up, float limit) {
   return {up + 1.0f, 1.0f};
 }
 
-template <mr_activation_kind kKind>
+template <mr_activation_kind kKind, Form kKnown>
 struct ActivationOp {
+  static constexpr Form kForm = kKnown;
   static constexpr bool kGated = kKind >= MR_ACTIVATION_SWIGLU;
   Rows x, up, y;
   float alpha, limit;
@@ -76,19 +77,19 @@ struct ActivationOp {
   };
   __device__ Loaded load(int64_t row, int64_t col, int n) const {
     Loaded l;
-    l.x = load8(x, row, col, n);
-    if constexpr (kGated) l.up = load8(up, row, col, n);
+    l.x = load8<kForm>(x, row, col, n);
+    if constexpr (kGated) l.up = load8<kForm>(up, row, col, n);
     return l;
   }
   __device__ void finish(const Loaded& l, int64_t row, int64_t col, int n) const {
-    Values8 v = to_float(x, l.x), u{};
-    if constexpr (kGated) u = to_float(up, l.up);
+    Values8 v = to_float<kForm>(x, l.x), u{};
+    if constexpr (kGated) u = to_float<kForm>(up, l.up);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       v.v[i] = of_gate<kKind>(v.v[i], alpha, limit).value;
       if constexpr (kGated) v.v[i] *= of_up<kKind>(u.v[i], limit).value;
     }
-    store8(y, row, col, n, v);
+    store8<kForm>(y, row, col, n, v);
   }
 };
 
@@ -151,10 +152,15 @@ void with_kind(mr_activation_kind kind, F&& f) {
 }  // namespace
 
 void launch_activation(const mr_activation_args& args, const Launch& at) {
+  const Rows x = rows_of(args.x), up = rows_of(args.up), y = rows_of(args.y);
+  const bool plain = args.cols % kColumns == 0 && is_plain_bf16(x) && is_plain_bf16(up) && is_plain_bf16(y);
   with_kind(args.kind, [&](auto kind) {
-    const ActivationOp<decltype(kind)::value> op{rows_of(args.x), rows_of(args.up), rows_of(args.y),
-                                                 args.alpha, args.limit};
-    launch_each_row("activation", op, args.rows, args.cols, at.stream);
+    const auto launch = [&](auto form) {
+      const ActivationOp<decltype(kind)::value, decltype(form)::value> op{x, up, y, args.alpha, args.limit};
+      launch_each_row("activation", op, args.rows, args.cols, at);
+    };
+    plain ? launch(std::integral_constant<Form, Form::kBf16>{})
+          : launch(std::integral_constant<Form, Form::kAny>{});
   });
 }
 
@@ -163,7 +169,7 @@ void launch_activation_backward(const mr_activation_backward_args& args, const L
     const ActivationBackwardOp<decltype(kind)::value> op{
         rows_of(args.x),   rows_of(args.up), rows_of(args.dy), rows_of(args.dx),
         rows_of(args.dup), args.alpha,       args.limit};
-    launch_each_row("activation backward", op, args.rows, args.cols, at.stream);
+    launch_each_row("activation backward", op, args.rows, args.cols, at);
   });
 }
 

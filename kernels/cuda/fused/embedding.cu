@@ -206,7 +206,7 @@ SortMemory sort_memory(void* base, int64_t rows, int64_t vocab) {
 
 void launch_embedding(const mr_embedding_args& args, const Launch& at) {
   const EmbeddingOp op{rows_of(args.table), rows_of(args.y), args.tokens, args.vocab, args.scale};
-  launch_each_row("embedding", op, args.rows, args.cols, at.stream);
+  launch_each_row("embedding", op, args.rows, args.cols, at);
 }
 
 size_t embedding_backward_workspace_bytes(int64_t rows, int64_t vocab) {
@@ -236,7 +236,7 @@ void launch_embedding_backward(const mr_embedding_backward_args& args, void* wor
   check_launch("token_starts_kernel");
   const TableGradientOp op{rows_of(args.dy),     rows_of(args.dtable), memory.starts,
                            memory.from.position, args.scale,           args.accumulate != 0};
-  launch_each_row("embedding backward", op, args.vocab, args.cols, at.stream);
+  launch_each_row("embedding backward", op, args.vocab, args.cols, at);
 }
 
 }  // namespace millrace::cuda

@@ -125,7 +125,7 @@ void launch_logits(const mr_rows& hidden, const mr_rows& weight, int64_t rows, i
 
 void launch_round(const mr_rows& from, const mr_rows& to, int64_t rows, int64_t in, bool onto,
                   const Launch& at) {
-  launch_each_row("rounding of gradients", RoundOp{rows_of(from), rows_of(to), onto}, rows, in, at.stream);
+  launch_each_row("rounding of gradients", RoundOp{rows_of(from), rows_of(to), onto}, rows, in, at);
 }
 
 }  // namespace
@@ -162,7 +162,7 @@ void launch_linear_cross_entropy_backward(const Args& args, void* workspace, con
       launch_each_row("gradient of logits",
                       LogitGradientOp{rows_of(s.logits), args.targets + row, args.ignore_index,
                                       args.lse + row, args.dloss + row, first},
-                      rows, classes, at.stream);
+                      rows, classes, at);
       if (args.dhidden.data != nullptr)
         launch_sums(operand_of(s.logits, true), operand_of(weight, false), rows, args.in, classes,
                     from_row(s.dhidden, row), first > 0, at);

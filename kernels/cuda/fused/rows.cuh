@@ -3,7 +3,8 @@
 //
 // The type is a value and not a template parameter: a branch that all lanes take together costs two
 // instructions per eight columns, of about 200 that the memory leaves time for, and each kernel is compiled
-// once.
+// once. Kernels that have more to do than that leaves time for are compiled a second time for arrays that are
+// all BF16 and aligned (Form).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -26,6 +27,11 @@ struct Rows {
   int32_t aligned;         // every row begins at 16 bytes
 };
 
+// Whether kernels of Form::kBf16 take it; an array that is not there is no hindrance.
+inline bool is_plain_bf16(const Rows& rows) {
+  return rows.data == nullptr || (!rows.is_f32 && !rows.is_f16 && rows.aligned);
+}
+
 inline Rows rows_of(const mr_rows& from) {
   const int64_t bytes = from.type == MR_F32 ? 4 : 2, row_bytes = from.stride * bytes;
   const bool aligned = reinterpret_cast<uintptr_t>(from.data) % 16 == 0 && row_bytes % 16 == 0;
@@ -38,6 +44,10 @@ inline Rows rows_of(const mr_vector& from) {
   return rows;
 }
 
+// What a kernel knows of all its arrays when it is compiled. kBf16: BF16, every row at 16 bytes, columns a
+// multiple of eight, so that there are eight of them or none.
+enum class Form { kAny, kBf16 };
+
 // Eight elements as they lie in memory; b of float32 alone. Loads of several are issued before the first is
 // used.
 struct Raw8 {
@@ -49,9 +59,14 @@ __device__ inline uint8_t* at_column(const Rows& rows, int64_t row, int64_t col)
 }
 
 // n elements from (row, col) on, zeros behind them.
+template <Form kForm = Form::kAny>
 __device__ inline Raw8 load8(const Rows& rows, int64_t row, int64_t col, int n) {
-  const uint8_t* p = at_column(rows, row, col);
   Raw8 raw{};
+  if constexpr (kForm == Form::kBf16) {
+    if (n > 0) raw.a = *reinterpret_cast<const uint4*>(rows.data + row * rows.row_bytes + col * 2);
+    return raw;
+  }
+  const uint8_t* p = at_column(rows, row, col);
   if (rows.aligned && n >= kColumns) {
     raw.a = *reinterpret_cast<const uint4*>(p);
     if (rows.is_f32) raw.b = *reinterpret_cast<const uint4*>(p + 16);
@@ -78,13 +93,15 @@ struct Values8 {
   float v[kColumns];
 };
 
+template <Form kForm = Form::kAny>
 __device__ inline Values8 to_float(const Rows& rows, const Raw8& raw) {
+  constexpr bool kAny = kForm == Form::kAny;
   const uint32_t w[kColumns] = {raw.a.x, raw.a.y, raw.a.z, raw.a.w, raw.b.x, raw.b.y, raw.b.z, raw.b.w};
   Values8 x;
-  if (rows.is_f32) {
+  if (kAny && rows.is_f32) {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) x.v[i] = __uint_as_float(w[i]);
-  } else if (rows.is_f16) {
+  } else if (kAny && rows.is_f16) {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {
       __half2 pair;
@@ -117,12 +134,14 @@ __device__ inline uint32_t bfloat16_bits(float a, float b) {
 }
 
 // As stored in `rows`: rounded to nearest even.
+template <Form kForm = Form::kAny>
 __device__ inline Raw8 from_float(const Rows& rows, const Values8& x) {
+  constexpr bool kAny = kForm == Form::kAny;
   uint32_t w[kColumns] = {};
-  if (rows.is_f32) {
+  if (kAny && rows.is_f32) {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) w[i] = __float_as_uint(x.v[i]);
-  } else if (rows.is_f16) {
+  } else if (kAny && rows.is_f16) {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) w[i] = half_bits(x.v[2 * i], x.v[2 * i + 1]);
   } else {
@@ -132,7 +151,12 @@ __device__ inline Raw8 from_float(const Rows& rows, const Values8& x) {
   return {{w[0], w[1], w[2], w[3]}, {w[4], w[5], w[6], w[7]}};
 }
 
+template <Form kForm = Form::kAny>
 __device__ inline void store_raw8(const Rows& rows, int64_t row, int64_t col, int n, const Raw8& raw) {
+  if constexpr (kForm == Form::kBf16) {
+    if (n > 0) *reinterpret_cast<uint4*>(rows.data + row * rows.row_bytes + col * 2) = raw.a;
+    return;
+  }
   uint8_t* p = at_column(rows, row, col);
   if (rows.aligned && n >= kColumns) {
     *reinterpret_cast<uint4*>(p) = raw.a;
@@ -150,12 +174,15 @@ __device__ inline void store_raw8(const Rows& rows, int64_t row, int64_t col, in
     }
   }
 }
+template <Form kForm = Form::kAny>
 __device__ inline void store8(const Rows& rows, int64_t row, int64_t col, int n, const Values8& x) {
-  store_raw8(rows, row, col, n, from_float(rows, x));
+  store_raw8<kForm>(rows, row, col, n, from_float<kForm>(rows, x));
 }
 
 // Columns of (row, col .. col + 7) that there are.
+template <Form kForm = Form::kAny>
 __device__ inline int columns_left(int64_t cols, int64_t col) {
+  if constexpr (kForm == Form::kBf16) return col < cols ? kColumns : 0;
   const int64_t left = cols - col;
   return left >= kColumns ? kColumns : left > 0 ? static_cast<int>(left) : 0;
 }
@@ -170,18 +197,18 @@ template <int kThreads>
 inline constexpr int kTeams = kThreads == kWarpLanes ? kTeamCta / kWarpLanes : 1;  // of a CTA
 
 // f(group, first column, columns that there are: 0 to 8), called by all threads of a team alike.
-template <int kThreads, int kGroups, class F>
+template <int kThreads, int kGroups, Form kForm = Form::kAny, class F>
 __device__ inline void each_group(int64_t cols, int thread, F&& f) {
   if constexpr (kGroups > 0) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const int64_t col = static_cast<int64_t>(g * kThreads + thread) * kColumns;
-      f(g, col, columns_left(cols, col));
+      f(g, col, columns_left<kForm>(cols, col));
     }
   } else {
     for (int64_t begin = 0; begin < cols; begin += kThreads * kColumns) {
       const int64_t col = begin + thread * kColumns;
-      f(0, col, columns_left(cols, col));
+      f(0, col, columns_left<kForm>(cols, col));
     }
   }
 }

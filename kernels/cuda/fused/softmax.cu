@@ -3,6 +3,8 @@
 #include "kernels/cuda/fused/online_sum.cuh"
 #include "kernels/cuda/fused/rows.cuh"
 #include "kernels/cuda/fused/team_launch.h"
+#include "kernels/cuda/tile/launch.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
 
 namespace millrace::cuda {
 namespace {
@@ -17,6 +19,8 @@ struct SoftmaxParams {
 // team takes rows gridDim apart, the next one's loads under way.
 template <int kThreads, int kGroups>
 __global__ void __launch_bounds__(kThreads* kTeams<kThreads>) softmax_kernel(SoftmaxParams op) {
+  ptx::let_dependents_start();
+  ptx::wait_for_previous();
   __shared__ float partials[2][2][kThreads / kWarpLanes];
   const int thread = static_cast<int>(threadIdx.x % kThreads);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kTeams<kThreads> + threadIdx.x / kThreads,
@@ -64,6 +68,8 @@ __global__ void __launch_bounds__(kThreads* kTeams<kThreads>) softmax_kernel(Sof
 // A longer row, which is read twice.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) softmax_long_kernel(SoftmaxParams op) {
+  ptx::let_dependents_start();
+  ptx::wait_for_previous();
   __shared__ float partial[2][kThreads / kWarpLanes];
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t row = blockIdx.x;
@@ -95,6 +101,8 @@ template <int kThreads, int kGroups>
 __global__ void __launch_bounds__(kThreads* kTeams<kThreads>)
     softmax_backward_kernel(SoftmaxBackwardParams op) {
   constexpr int kKept = kGroups > 0 ? kGroups : 1;
+  ptx::let_dependents_start();
+  ptx::wait_for_previous();
   __shared__ float partial[kThreads / kWarpLanes];
   const int thread = static_cast<int>(threadIdx.x % kThreads);
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kTeams<kThreads> + threadIdx.x / kThreads;
@@ -130,15 +138,14 @@ void launch_softmax(const mr_softmax_args& args, const Launch& at) {
   with_team(args.cols, [&](auto team) {
     using Team = decltype(team);
     if constexpr (Team::kGroups == 0) {
-      softmax_long_kernel<Team::kThreads>
-          <<<static_cast<unsigned>(args.rows), Team::kThreads, 0, at.stream>>>(op);
+      launch_overlapping("softmax_long_kernel", 1, softmax_long_kernel<Team::kThreads>,
+                         dim3(static_cast<unsigned>(args.rows)), Team::kThreads, 0, at, op);
     } else {
       const auto kernel = softmax_kernel<Team::kThreads, Team::kGroups>;
-      kernel<<<resident_ctas<Team>(kernel, args.rows, at.device), team_cta_threads<Team>(), 0, at.stream>>>(
-          op);
+      launch_overlapping("softmax_kernel", 1, kernel, dim3(resident_ctas<Team>(kernel, args.rows, at.device)),
+                         team_cta_threads<Team>(), 0, at, op);
     }
   });
-  check_launch("softmax_kernel");
 }
 
 void launch_softmax_backward(const mr_softmax_backward_args& args, const Launch& at) {
@@ -146,10 +153,9 @@ void launch_softmax_backward(const mr_softmax_backward_args& args, const Launch&
                                  args.scale,      args.rows,        args.cols};
   with_team(args.cols, [&](auto team) {
     using Team = decltype(team);
-    softmax_backward_kernel<Team::kThreads, Team::kGroups>
-        <<<team_ctas<Team>(args.rows), team_cta_threads<Team>(), 0, at.stream>>>(op);
+    launch_overlapping("softmax_backward_kernel", 1, softmax_backward_kernel<Team::kThreads, Team::kGroups>,
+                       dim3(team_ctas<Team>(args.rows)), team_cta_threads<Team>(), 0, at, op);
   });
-  check_launch("softmax_backward_kernel");
 }
 
 }  // namespace millrace::cuda

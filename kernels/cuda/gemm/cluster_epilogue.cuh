@@ -4,8 +4,8 @@
 
 #include "kernels/cuda/gemm/cluster_schedule.h"
 #include "kernels/cuda/gemm/wgmma_epilogue.cuh"
-#include "kernels/cuda/ptx/grid_sync.cuh"
-#include "kernels/cuda/ptx/predicated.cuh"
+#include "millrace/kernels/tile/ptx/grid_sync.cuh"
+#include "millrace/kernels/tile/ptx/predicated.cuh"
 
 namespace millrace::cuda {
 

@@ -82,7 +82,7 @@ TEST(ClusterSchedule, EveryOutputIsInOneItem) {
         for (int i = 0; i < grid.items(); ++i) {
           const ClusterItem both[] = {grid.item(i, 0), grid.item(i, 1)};
           ASSERT_EQ(both[0].part, both[1].part);
-          ASSERT_EQ(both[0].first_tile, both[1].first_tile);  // which both bring a half of
+          ASSERT_EQ(both[0].first_tile, both[1].first_tile);  // of which each loads a half
           for (const ClusterItem& item : both) {
             ASSERT_LT(item.part, static_cast<int>(tiles.size()));
             ASSERT_LT(item.first_tile, tiles[static_cast<size_t>(item.part)]);
@@ -105,7 +105,7 @@ TEST(ClusterSchedule, EveryOutputIsInOneItem) {
 
 // q, k, v and the projection of gpt-oss-20b on 66 clusters: one item each, or the same number, where that can
 // be.
-TEST(ClusterSchedule, FittedItemsAreAsManyAsClusters) {
+TEST(ClusterSchedule, WorkItemsAreAsManyAsClusters) {
   const auto choice = [](std::vector<int32_t> tiles, int64_t rows, int64_t columns) {
     const ClusterChoice best(tiles.data(), static_cast<int>(tiles.size()), rows, columns / 64, 66, true);
     const ClusterShape none{0, 0};

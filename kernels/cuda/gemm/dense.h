@@ -57,7 +57,8 @@ struct DenseGemm {
   const float *a_scales = nullptr, *b_scales = nullptr;
   int64_t a_scale_stride = 0, b_scale_stride = 0;
   DenseEpilogue epilogue;
-  int32_t tile = 0;  // 0: chosen by shape; 1: 128 x 256 by clusters; 2: 128 x 128; 3: 64 x 128 (not e4m3)
+  int32_t tile = 0;  // 0: chosen by shape; 1: 128 x 256 by clusters; 2: 128 x 128; 3: 64 x 128 (not e4m3);
+                     // of 16 bits, K-major, not e4m3: 4: 192 x 128; 5: 128 x 192 (no residual); 6: 64 x 64
 };
 
 // Outputs of a row.

@@ -3,8 +3,8 @@
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/gemm/dense_epilogue.cuh"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
 #include "kernels/cuda/tile/launch.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
 
 namespace millrace::cuda {
 namespace {

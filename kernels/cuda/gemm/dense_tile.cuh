@@ -7,21 +7,23 @@
 //     MN-major   [64 outputs' chunk][64 rows of K][128 bytes]: a box for every 64 outputs
 // Sums are finished in registers, 64 columns at a time (128 of e4m3), and leave through shared memory, 64
 // rows x 128 bytes of a warpgroup at a time, two such panels in turn, by tensor copies that leave out what
-// lies outside. With a residual they leave by the same memory a warp at a time, four rows of float32, and are
-// finished as a lane reads four neighbours of a row: whole lines of the residual.
+// lies outside. A residual of 16 bits comes into the panels first, by the same copies. Where it is float32,
+// or not aligned, sums leave by the same memory a warp at a time, four rows of float32, and are finished as a
+// lane reads four neighbours of a row: whole lines of the residual.
 #pragma once
 
 #include <cuda.h>
 
 #include "kernels/cuda/gemm/dense_epilogue.cuh"
-#include "kernels/cuda/ptx/bulk_reduce.cuh"
-#include "kernels/cuda/ptx/cluster.cuh"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
-#include "kernels/cuda/ptx/prefetch.cuh"
-#include "kernels/cuda/ptx/tensor_map.cuh"
-#include "kernels/cuda/ptx/wgmma_dense.cuh"
 #include "kernels/cuda/tile/launch.cuh"
+#include "kernels/cuda/tile/tensor_map.cuh"
 #include "millrace/kernels/tile/grid.cuh"
+#include "millrace/kernels/tile/ptx/bulk_reduce.cuh"
+#include "millrace/kernels/tile/ptx/cluster.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
+#include "millrace/kernels/tile/ptx/mma.cuh"
+#include "millrace/kernels/tile/ptx/prefetch.cuh"
+#include "millrace/kernels/tile/ptx/wgmma_dense.cuh"
 #include "millrace/kernels/tile/ring.cuh"
 
 namespace millrace::cuda {
@@ -30,7 +32,7 @@ inline constexpr int kPanelBytes = 64 * 128;
 inline constexpr int kDenseSharedBytes = 232448;  // that a CTA of Hopper may have
 
 // kM x kN outputs of a CTA, clusters of kCluster CTAs that share kN: consecutive kM. A consumer warpgroup has
-// 64 rows; of a tile of 64 rows two have half of the columns each.
+// 64 rows; of a tile of 64 rows and 128 columns two have half of the columns each.
 template <class Element, int kM, int kN, int kCluster, bool kMnA, bool kMnB>
 struct DenseTile {
   static constexpr int kElementBytes = Element::kElementBytes;
@@ -38,27 +40,31 @@ struct DenseTile {
   static constexpr int kRows = kM, kColumns = kN, kCtas = kCluster;
   static constexpr bool kTransposedA = kMnA, kTransposedB = kMnB;
   static constexpr int kABytes = kM * 128, kBBytes = kN * 128, kStageBytes = kABytes + kBBytes;
-  static constexpr bool kSplitColumns = kM == 64;
+  static constexpr bool kSplitColumns = kM == 64 && kN > 64;
   static constexpr int kConsumers = kSplitColumns ? 2 : kM / 64;
   static constexpr int kThreads = (kConsumers + 1) * 128;
-  // Of a thread, once the warpgroups have shared out the registers.
+  // Of a thread, once the warpgroups have shared out the registers; one consumer has all that it can use.
+  static constexpr bool kSharesRegisters = kConsumers > 1;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160,
                        kProducerRegisters = kConsumers == 2 ? 24 : 32;
   static constexpr int kWarpgroupColumns = kSplitColumns ? kN / 2 : kN;
   static constexpr int kSums = kWarpgroupColumns / 2;
   static constexpr int kPanelsBytes = kConsumers * 2 * kPanelBytes;
   static constexpr int kFits = (kDenseSharedBytes - 1024 - kPanelsBytes - 256) / kStageBytes;
-  static constexpr int kStages = kFits < 8 ? kFits : 8;
+  static constexpr int kStages = kFits < 12 ? kFits : 12;
   static constexpr int kBytes = 1024 + kStages * kStageBytes + kPanelsBytes + 256;
   static_assert(kStages >= 3 && kM % 64 == 0 && kN % 64 == 0 && kM <= 192);
   static_assert(kN / 64 % kCluster == 0);
   using Ring = tile::RingBarriers<kStages, kCtas>;
+  static_assert(sizeof(Ring) + kConsumers * 2 * sizeof(uint64_t) <= 256);
+  // Whether the epilogue can go by rows: parts of 128 columns, or one of 64.
+  static constexpr bool kGoesByRows = kWarpgroupColumns == 64 || kWarpgroupColumns % 128 == 0;
   // Of gates and what they multiply a cluster's first CTA loads the ones, its second the others.
   static constexpr bool kTakesGates = kN == 256 && kCtas == 2;
 };
 
 struct DenseProblem {
-  CUtensorMap a, b, c;
+  CUtensorMap a, b, c, residual;
   DenseEpilogue epilogue;
   void* out;
   int64_t ldc;
@@ -66,6 +72,8 @@ struct DenseProblem {
   tile::TileOrder order;  // of a cluster's tiles
   int32_t gate_columns;   // of a tile, 0: all; its other half is `outputs` further on
   bool by_rows;           // the epilogue goes by rows through shared memory
+  // Stage of a tile at which the residual's first boxes are loaded; -1: it does not come by boxes.
+  int32_t residual_at = -1;
   const float *a_scales, *b_scales;
   int64_t a_scale_stride, b_scale_stride;
 };
@@ -86,13 +94,18 @@ struct DenseShared {
   uint8_t *stages, *panels;
   typename Tile::Ring* ring;
   uint64_t *full, *empty;  // its barriers
+  uint64_t* residual;      // of the panels: two of each consumer
   __device__ explicit DenseShared(uint8_t* base) {
     stages = base + (1024u - ptx::shared_address(base) % 1024u) % 1024u;
     panels = stages + Tile::kStages * Tile::kStageBytes;
     ring = reinterpret_cast<typename Tile::Ring*>(panels + Tile::kPanelsBytes);
     full = ring->full, empty = ring->empty;
+    residual = reinterpret_cast<uint64_t*>(ring + 1);
   }
-  __device__ void init() const { ring->init(Tile::kConsumers); }
+  __device__ void init() const {
+    for (int i = 0; i < 2 * Tile::kConsumers; ++i) ptx::barrier_init(residual + i, 1);
+    ring->init(Tile::kConsumers);
+  }
 };
 
 // A box to shared memory of this CTA or of all of a cluster.
@@ -184,11 +197,14 @@ __device__ inline void multiply_stage(const DenseCursor<Tile>& at, Sum (&sum)[kS
 template <class Tile>
 struct DensePanels {
   uint8_t* const panels;
+  uint64_t* const arrived;          // the residual, on each panel
   const int warpgroup, warp, lane;  // warp of the warpgroup
   int turn = 0;
+  uint32_t phases = 0;  // of `arrived`, a bit each
 
   __device__ DensePanels(const DenseShared<Tile>& shared, int warpgroup_index, int warp_index, int lane_index)
       : panels(shared.panels + warpgroup_index * 2 * kPanelBytes),
+        arrived(shared.residual + warpgroup_index * 2),
         warpgroup(warpgroup_index),
         warp(warp_index),
         lane(lane_index) {}
@@ -210,6 +226,43 @@ struct DensePanels {
     turn ^= 1;
   }
 
+  // 64 rows and columns of the residual on their way to a panel that no copy reads any more; by the leader.
+  __device__ void load_panel(const DenseProblem& p, int panel, int32_t row, int32_t column) const {
+    ptx::barrier_arrive_expect(arrived + panel, kPanelBytes);
+    ptx::tma_load_box(panels + panel * kPanelBytes, &p.residual, column, row, arrived + panel);
+  }
+  // Those of a tile's first two groups of columns, under its products.
+  __device__ void load_residual(const DenseProblem& p, int32_t row, int32_t column) const {
+    if (!leader()) return;
+    const bool gated = p.gate_columns > 0;
+    ptx::bulk_store_wait();
+    const int groups = gated ? Tile::kSums / 64 : Tile::kSums / 32;
+    for (int i = 0; i < min(groups, 2); ++i)
+      load_panel(p, turn ^ i, row, (gated ? column / 2 : column) + 64 * i);
+  }
+  // y += the residual that has come to the panel whose turn it is, of the places where y will lie in it.
+  __device__ void add_panel(const DenseProblem& p, float (&y)[32]) {
+    ptx::barrier_wait(arrived + turn, phases >> turn & 1u);
+    phases ^= 1u << turn;
+    const uint8_t* from = panels + turn * kPanelBytes;
+    const auto r = static_cast<uint32_t>(16 * warp + lane / 8 % 2 * 8 + lane % 8);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint4 four =
+          ptx::ldmatrix_x4(from + ptx::swizzled(r, static_cast<uint32_t>(32 * j + lane / 16 * 16)));
+      const uint32_t pairs[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = unpack(pairs[i], p.epilogue.out);
+        y[8 * j + 2 * i] += pair.x, y[8 * j + 2 * i + 1] += pair.y;
+      }
+    }
+  }
+
+  __device__ static float2 unpack(uint32_t pair, DenseOut type) {
+    if (type == DenseOut::kBf16) return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  }
   __device__ static uint32_t pack(float low, float high, DenseOut type) {
     if (type == DenseOut::kBf16) {
       const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
@@ -245,10 +298,10 @@ struct DensePanels {
     if (p.epilogue.plain()) {
       store_rounded(p, sum, row, column);
     } else if (p.by_rows) {
-      finish(p, sum, row, column, ahead);
+      if constexpr (Tile::kGoesByRows) finish(p, sum, row, column, ahead);  // by_rows is of no others
     } else if (p.epilogue.out != DenseOut::kE4m3) {
       finish_registers(p, sum, row, column);
-    } else if constexpr (Tile::kWarpgroupColumns % 128 == 0) {  // no others are asked for e4m3
+    } else if constexpr (Tile::kWarpgroupColumns % 128 == 0) {  // no others have e4m3 outputs
       finish_codes(p, sum, row, column);
     }
   }
@@ -271,7 +324,7 @@ struct DensePanels {
       if (e.out == DenseOut::kF32) {
         store_floats(p, y, row, column);
       } else {
-        store_halves(p, y, row, column);
+        store_halves(p, y, row, column, begin());
       }
     }
   }
@@ -287,8 +340,10 @@ struct DensePanels {
     float scale[2];
     row_factors(p, first_row, scale);
     int32_t at = gated ? column / 2 : column;
+    const int groups = gated ? kSums / 64 : kSums / 32;
+    const bool boxes = p.residual_at >= 0;
 #pragma unroll 1
-    for (int group = 0; group < (gated ? kSums / 64 : kSums / 32); ++group, at += 64) {
+    for (int group = 0; group < groups; ++group, at += 64) {
       float y[32];
       scale_and_bias<0>(p, sum, scale, at + 2 * t, gated ? p.outputs : p.n, y);
       with_activation(e.activation, [&]<DenseActivation kActivation>() {
@@ -296,10 +351,17 @@ struct DensePanels {
       });
 #pragma unroll
       for (int i = 0; i < kSums - 32; ++i) sum[i] = sum[i + 32];
-      if (e.out == DenseOut::kF32) {
+      if (boxes) {
+        add_panel(p, y);
+        if (group > 0 && group + 1 < groups && leader()) {
+          ptx::bulk_store_wait();
+          load_panel(p, turn ^ 1, row, at + 64);
+        }
+        store_halves(p, y, row, at, panels + turn * kPanelBytes);
+      } else if (e.out == DenseOut::kF32) {
         store_floats(p, y, row, at);
       } else {
-        store_halves(p, y, row, at);
+        store_halves(p, y, row, at, begin());
       }
     }
   }
@@ -593,8 +655,8 @@ struct DensePanels {
     }
   }
   // The same in 16 bits, one panel.
-  __device__ void store_halves(const DenseProblem& p, const float (&y)[32], int32_t row, int32_t column) {
-    uint8_t* to = begin();
+  __device__ void store_halves(const DenseProblem& p, const float (&y)[32], int32_t row, int32_t column,
+                               uint8_t* to) {
     const DenseOut out = p.epilogue.out;
     const auto r = static_cast<uint32_t>(16 * warp + lane / 8 % 2 * 8 + lane % 8);
 #pragma unroll
@@ -641,7 +703,13 @@ DenseProblem dense_problem(const DenseGemm& op, const Launch& at) {
             ? dense_map(at.device, op.b, kBytes, op.n, op.k, op.ldb, 64)
             : dense_map(at.device, op.b, kBytes, op.k, op.n, op.ldb, Tile::kColumns / Tile::kCtas);
   const int64_t outputs = dense_outputs(op);
-  p.by_rows = op.epilogue.residual != nullptr;  // so that whole lines of it are read
+  const DenseEpilogue& e = op.epilogue;
+  const bool aligned = reinterpret_cast<uintptr_t>(e.residual) % 16 == 0 && e.residual_stride % 8 == 0;
+  const bool boxes = e.residual != nullptr && aligned && dense_out_bytes(e.out) == 2 &&
+                     op.type != DenseType::kE4m3 && op.k > 0;
+  p.residual_at = boxes ? (op.k > 2 * Tile::kStageK ? 2 : 0) : -1;
+  if (boxes) p.residual = dense_map(at.device, e.residual, 2, outputs, op.m, e.residual_stride, 64);
+  p.by_rows = e.residual != nullptr && !boxes;  // so that whole lines of it are read
   if (!p.by_rows)
     p.c = dense_map(at.device, op.c, dense_out_bytes(op.epilogue.out), outputs, op.m, op.ldc, 64);
   p.epilogue = op.epilogue;

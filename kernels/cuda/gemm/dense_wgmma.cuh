@@ -27,10 +27,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   ptx::let_dependents_start();
   ptx::wait_for_previous();
   if (warpgroup == Tile::kConsumers) {
-    ptx::fewer_registers<Tile::kProducerRegisters>();
+    if constexpr (Tile::kSharesRegisters) ptx::fewer_registers<Tile::kProducerRegisters>();
     if (warp == 4 * Tile::kConsumers && lane == 0) produce(p, shared);
   } else {
-    ptx::more_registers<Tile::kConsumerRegisters>();
+    if constexpr (Tile::kSharesRegisters) ptx::more_registers<Tile::kConsumerRegisters>();
     DenseCursor<Tile> at(shared, warpgroup);
     DensePanels<Tile> panels(shared, warpgroup, warp % 4, lane);
     const bool leader = panels.leader();
@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       for (int block = 0; block < p.k_blocks; ++block, before = at.stage, at.advance()) {
         at.wait();
         multiply_stage<Element>(at, sum, block == 0);
+        if (block == p.residual_at) panels.load_residual(p, row, column);
         if (block > 0) {
           ptx::wgmma_wait<1>();
           if (leader) at.release(before);
@@ -72,10 +73,19 @@ void launch_dense_as(const DenseGemm& op, const Launch& at) {
   launch_dense_tile<Tile>("gemm_dense_wgmma_kernel", gemm_dense_wgmma_kernel<Element, Tile>, op, at);
 }
 
+// Tiles for few rows, of the forward product alone: every kernel takes seconds to compile.
+template <class Element, bool kMnA, bool kMnB>
+inline constexpr bool kDenseFurtherTiles = Element::kElementBytes == 2 && !kMnA && !kMnB;
+
 template <class Element, bool kMnA, bool kMnB>
 void launch_dense_shape(const DenseGemm& op, int tile, const Launch& at) {
   if (tile == 1) return launch_dense_as<Element, 128, 256, 2, kMnA, kMnB>(op, at);
   if (tile == 2) return launch_dense_as<Element, 128, 128, 1, kMnA, kMnB>(op, at);
+  if constexpr (kDenseFurtherTiles<Element, kMnA, kMnB>) {
+    if (tile == 4) return launch_dense_as<Element, 192, 128, 1, kMnA, kMnB>(op, at);
+    if (tile == 5) return launch_dense_as<Element, 128, 192, 1, kMnA, kMnB>(op, at);
+    if (tile == 6) return launch_dense_as<Element, 64, 64, 1, kMnA, kMnB>(op, at);
+  }
   launch_dense_as<Element, 64, 128, 1, kMnA, kMnB>(op, at);
 }
 

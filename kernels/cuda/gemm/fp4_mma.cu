@@ -10,11 +10,11 @@
 
 #include "kernels/cuda/gemm/fp4.h"
 #include "kernels/cuda/gemm/lowbit_output.cuh"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
-#include "kernels/cuda/ptx/mma_16bit.cuh"
-#include "kernels/cuda/ptx/mma_fp4.cuh"
 #include "kernels/cuda/tile/launch.cuh"
 #include "kernels/quant/fp4_fragments.h"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
+#include "millrace/kernels/tile/ptx/mma_16bit.cuh"
+#include "millrace/kernels/tile/ptx/mma_fp4.cuh"
 
 namespace millrace::cuda {
 namespace {

@@ -2,18 +2,18 @@
 //
 // A CTA has 128 x 256 outputs, their sums in 256 columns of tensor memory. One thread copies stages of 256
 // columns of K to shared memory (codes by tensor copies in the 128-byte swizzle, scales by bulk copies of
-// whole tiles), one copies a stage's scales on to tensor memory and asks for its four products, and four
+// whole tiles), one copies a stage's scales on to tensor memory and issues its four products, and four
 // warps take the sums out in the end. Scales are brought into tiles by a kernel of their own before.
 //
 // Roofline of a stage: four products of 128 x 256 x 64 are 8.4 M multiply-adds on 54 KB from L2, 155 a byte.
 // By the vendor's peaks the copies set the pace, not the products. Nobody has measured it.
 #include "kernels/cuda/gemm/fp4.h"
 #include "kernels/cuda/gemm/lowbit_output.cuh"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
-#include "kernels/cuda/ptx/tcgen05.cuh"
-#include "kernels/cuda/ptx/tensor_map.cuh"
 #include "kernels/cuda/tile/launch.cuh"
+#include "kernels/cuda/tile/tensor_map.cuh"
 #include "kernels/quant/fp4_tiles.h"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
+#include "millrace/kernels/tile/ptx/tcgen05.cuh"
 
 namespace millrace::cuda {
 namespace {

@@ -56,7 +56,7 @@ struct Fp8Scales {
     for (int i = 0; i < kRows; ++i) to[i] = rows[min(row + i % 2 * 8 + i / 2 * 64, last_row) * stride + at];
     to[kRows] = columns[at];
   }
-  // Of `block`; they are asked for in turn.
+  // Of `block`; calls are in the order of blocks.
   __device__ void get(int32_t block, float (&factors)[kRows]) {
     const float column = __shfl_sync(0xffffffffu, now[kRows], block % 4, 4);
 #pragma unroll

@@ -33,7 +33,7 @@ struct GroupCursor {
     end = offsets != nullptr ? __ldg(offsets + expert + 1) : m;
   }
   __device__ int32_t row_tiles() const { return (end - begin + tile_rows - 1) / tile_rows; }
-  // Tile `index`, not before the last that was asked for; false: there is none.
+  // Tile `index`, which never falls from call to call; false: there is none.
   __device__ bool find(int32_t index, GroupItem& item) {
     while (index - first >= row_tiles() * column_tiles) {
       first += row_tiles() * column_tiles;

@@ -18,9 +18,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warp = static_cast<int>(ptx::warp_uniform(threadIdx.x / 32)), lane = threadIdx.x % 32;
   const int warpgroup = warp / 4;
   if (threadIdx.x == 0) shared.init();
-  __syncthreads();
-  ptx::cluster_arrive();
-  ptx::cluster_wait();
+  tile::sync_cluster<Tile::kCtas>();
   ptx::let_dependents_start();
   ptx::wait_for_previous();
   if (warpgroup == Tile::kConsumers) {
@@ -52,9 +50,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
     if (leader) ptx::bulk_store_wait();
   }
-  __syncwarp();
-  ptx::cluster_arrive();
-  ptx::cluster_wait();
+  tile::leave_cluster<Tile::kCtas>();
 #else
   __trap();
 #endif

@@ -5,8 +5,8 @@
 #include "kernels/cuda/gemm/group_schedule.cuh"
 #include "kernels/cuda/gemm/grouped.h"
 #include "kernels/cuda/gemm/lowbit_output.cuh"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
 #include "kernels/cuda/tile/launch.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
 
 namespace millrace::cuda {
 namespace {

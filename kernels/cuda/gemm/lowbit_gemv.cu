@@ -2,13 +2,14 @@
 // after the other, so a work item, a tile's segment of 4,096 columns, is one run of 140 KB.
 //
 // A CTA is four consumer warps, 16 rows each, and a producer thread that keeps a ring of units under way by
-// bulk copies, 100 to 160 KB of an SM's three to six CTAs. All SMs have the same number of CTAs, which is the
-// one that leaves the SM with most items the fewest. A CTA keeps its segment. The consumers load its
-// activations once, or 2,048 columns at a time where rows are many, in the order in which a lane needs them,
-// while the ring fills:
+// bulk copies, 100 to 160 KB of an SM's three or four CTAs. All SMs have the same number of CTAs, which is
+// the one that leaves the SM with most items the fewest: five or six would leave a thread too few registers
+// to have a unit's loads under way at once. A CTA keeps its segment, and prefetches its first units to L2
+// while the kernel before still runs. The consumers load its activations once, or 2,048 columns at a time
+// where rows are many, in the order in which a lane needs them, while the ring fills:
 //     x   [row][unit 16 or 32][chunk 4][t 4] 16 bytes: the B operands of two steps of 16 columns
 // Rows are the columns of m16n8k16 products: the chains, and so the bits, of lowbit_wgmma.cuh. Several
-// segments' sums meet in a kernel that adds them in order.
+// segments' sums are added in order by a kernel of their own.
 //
 // Roofline: the units' bytes at 4.3 TB/s (measured copy of an H200), some 19 bytes a cycle of an SM. A unit
 // is 4 x 150 (e2m1) to 4 x 210 (INT4) issue slots: 29 to 20 bytes a cycle.
@@ -16,16 +17,18 @@
 
 #include "kernels/cuda/gemm/lowbit_format.cuh"
 #include "kernels/cuda/gemm/lowbit_output.cuh"
-#include "kernels/cuda/ptx/barrier.cuh"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
-#include "kernels/cuda/ptx/mma.cuh"
 #include "kernels/cuda/tile/launch.cuh"
+#include "millrace/kernels/tile/ptx/barrier.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
+#include "millrace/kernels/tile/ptx/grid_sync.cuh"
+#include "millrace/kernels/tile/ptx/mma.cuh"
 
 namespace millrace::cuda {
 namespace {
 
 static_assert(quant::kSegmentUnits == 1 << 5);
-constexpr int kWarps = 4, kThreads = (kWarps + 1) * 32, kMaxRing = 12, kMinCtas = 3, kMaxCtas = 6;
+constexpr int kWarps = 4, kThreads = (kWarps + 1) * 32, kMaxRing = 12, kMinCtas = 3, kMaxCtas = 4;
+constexpr int kZeroBytes = 256;  // a unit's activations of a row that is not there
 
 struct GemvProblem {
   LowbitGemm op;
@@ -73,6 +76,11 @@ __global__ void __launch_bounds__(kThreads, kMaxCtas) gemv_lowbit_kernel(const G
   const int units = min(quant::kSegmentUnits, p.column_units - first_unit);
   __syncthreads();  // the barriers are there
   ptx::let_dependents_start();
+  if (warp == kWarps && lane == 0) {  // to L2 alone, where nothing that is still written stays as it was
+    const int tile = static_cast<int>(blockIdx.x) / p.segments;
+    const uint8_t* from = p.op.weights + (int64_t{tile} * p.column_units + first_unit) * kUnitBytes;
+    ptx::prefetch_l2(from, min(units, p.ring) * kUnitBytes);
+  }
   ptx::wait_for_previous();
   if (warp == kWarps) {
     uint32_t stage = 0, parity = 1;
@@ -90,7 +98,11 @@ __global__ void __launch_bounds__(kThreads, kMaxCtas) gemv_lowbit_kernel(const G
   }
   const int g = lane / 4, t = lane % 4;
   const bool mine = g < p.op.m;
-  const uint8_t* x = rows + (mine ? g : 0) * p.row_bytes() + t * 16;
+  // Rows that are not there: the zeros behind the last, of every unit the same.
+  uint8_t* zeros = rows + static_cast<int>(p.op.m) * p.row_bytes();
+  const uint8_t* x = (mine ? rows + g * p.row_bytes() : zeros) + t * 16;
+  const int unit_apart = mine ? 256 : 0;
+  if (threadIdx.x < kZeroBytes / 4) reinterpret_cast<uint32_t*>(zeros)[threadIdx.x] = 0;
   uint32_t stage = 0, parity = 0;
   bool loaded = false;  // the only window there is
   for (int tile = static_cast<int>(blockIdx.x) / p.segments; tile < p.row_tiles; tile += p.tiles_apart) {
@@ -107,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, kMaxCtas) gemv_lowbit_kernel(const G
       // All loads of the unit before its chain of products, which is what takes longest.
       uint32_t words[quant::kUnitSteps];
       typename Weights::Scale scales[quant::kUnitSteps / Weights::kSteps];
-      uint4 b[4] = {};
+      uint4 b[4];
 #pragma unroll
       for (int s = 0; s < quant::kUnitSteps; ++s) words[s] = lowbit::word_at(unit, s, warp, lane);
 #pragma unroll
@@ -115,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, kMaxCtas) gemv_lowbit_kernel(const G
         scales[s / Weights::kSteps] = Weights::scale(unit, s, warp, lane);
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        if (mine) b[c] = *reinterpret_cast<const uint4*>(x + (i & (p.window() - 1)) * 256 + c * 64);
+        b[c] = *reinterpret_cast<const uint4*>(x + (i & (p.window() - 1)) * unit_apart + c * 64);
       }
 #pragma unroll
       for (int s = 0; s < quant::kUnitSteps; ++s) {
@@ -170,14 +182,14 @@ void launch_as(const LowbitGemm& op, const Launch& at) {
     const int apart = sms * ctas / p.segments < 1 ? 1 : sms * ctas / p.segments;
     const int64_t items = int64_t{ctas} * ((p.row_tiles + apart - 1) / apart);
     GemvProblem with = p;
-    const int room = static_cast<int>(at.device.max_shared_memory()) / ctas - kBarrierBytes;
+    const int room = static_cast<int>(at.device.max_shared_memory()) / ctas - kBarrierBytes - kZeroBytes;
     with.window_bits = op.m * (quant::kSegmentUnits * 256 + 64) <= room / 3 ? 5 : 4;
     with.ring = std::min((room - static_cast<int>(op.m) * with.row_bytes()) / kUnitBytes, kMaxRing);
     if (items > least || with.ring < 3) return;
     least = items;
     p = with;
     p.tiles_apart = std::min(apart, p.row_tiles);
-    bytes = std::max<size_t>(p.ring * kUnitBytes + static_cast<size_t>(op.m) * p.row_bytes(),
+    bytes = std::max<size_t>(p.ring * kUnitBytes + static_cast<size_t>(op.m) * p.row_bytes() + kZeroBytes,
                              at.device.max_shared_memory() / (ctas + 1));  // no more CTAs on an SM
   };
   for (int ctas = kMinCtas; ctas <= kMaxCtas; ++ctas) consider(ctas);

@@ -24,7 +24,9 @@
 #include "kernels/cuda/gemm/group_schedule.cuh"
 #include "kernels/cuda/gemm/lowbit.h"
 #include "kernels/cuda/gemm/lowbit_format.cuh"
-#include "kernels/cuda/ptx/wgmma_16bit.cuh"
+#include "millrace/kernels/tile/ptx/bulk_reduce.cuh"
+#include "millrace/kernels/tile/ptx/mma.cuh"
+#include "millrace/kernels/tile/ptx/wgmma_16bit.cuh"
 
 namespace millrace::cuda {
 
@@ -128,13 +130,6 @@ __device__ void produce_lowbit(const LowbitProblem& p, const LowbitShared<Stages
   }
 }
 
-// The transposed matrix of 8 x 8 of 16 bits that a warp holds.
-__device__ inline uint32_t transpose_matrix(uint32_t m) {
-  uint32_t t;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(m));
-  return t;
-}
-
 template <mr_lowbit_format kFormat, bool kBackward, int kMaxTokens>
 struct LowbitConsumer {
   using Stages = LowbitStages<kFormat, kMaxTokens>;
@@ -164,10 +159,10 @@ struct LowbitConsumer {
       if constexpr (kBackward) {
         uint32_t w[4];
         LowbitWeights<kFormat>::load(raw, 4 * warpgroup + warp, i, lane, w);
-        f.a[i][0] = transpose_matrix(w[0]);
-        f.a[i][1] = transpose_matrix(w[2]);
-        f.a[i][2] = transpose_matrix(w[1]);
-        f.a[i][3] = transpose_matrix(w[3]);
+        f.a[i][0] = ptx::transpose_matrix_anywhere(w[0]);
+        f.a[i][1] = ptx::transpose_matrix_anywhere(w[2]);
+        f.a[i][2] = ptx::transpose_matrix_anywhere(w[1]);
+        f.a[i][3] = ptx::transpose_matrix_anywhere(w[3]);
       } else {
         LowbitWeights<kFormat>::load(raw, 4 * kHalf + i, warp, lane, f.a[i]);
       }
@@ -289,7 +284,7 @@ struct LowbitConsumer {
           const int matrix = lane / 8;
           const auto at =
               static_cast<uint32_t>((lane % 8 + matrix / 2 * 8) * 144 + (16 * warp + matrix % 2 * 8) * 2);
-          store_transposed(ptx::shared_address(panel) + at, packed);
+          ptx::store_matrices_transposed(ptx::shared_address(panel) + at, packed);
           store_panel<2>(item, panel, token + 16 * i, first);
         }
       }
@@ -298,12 +293,6 @@ struct LowbitConsumer {
   __device__ static uint32_t half_pair(float low, float high) {
     const __half2 v = __floats2half2_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&v);
-  }
-  // Four matrices of 8 x 8 of 16 bits, each column to a lane's address (ptx/bulk_reduce.cuh).
-  __device__ static void store_transposed(uint32_t address, const uint32_t (&a)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-                 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-                 : "memory");
   }
   // Everybody has read the panel.
   __device__ void begin_panel() const { ptx::named_barrier<128>(1 + warpgroup); }

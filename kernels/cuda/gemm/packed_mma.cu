@@ -8,11 +8,11 @@
 // Hopper; dequantizing is some 40 instructions per 8 x 64 weights, once for up to 64 rows of a warp.
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/moe/activation.cuh"
-#include "kernels/cuda/ptx/async_copy.cuh"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
 #include "kernels/cuda/tile/launch.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/weight_format.cuh"
+#include "millrace/kernels/tile/ptx/async_copy.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
 
 namespace millrace::cuda {
 namespace {
@@ -32,7 +32,7 @@ struct MmaConfig {
 
 // A stage: weights, then activations of one K step.
 template <PackedFormat kFormat, class Config>
-struct StageLayout {
+struct MmaStageLayout {
   static constexpr int kKStepBytes = TileFormat<kFormat>::kKStepBytes;
   static constexpr int kActivations = Config::kN * kKStepBytes;
   static constexpr int kTileBytes = 2048;  // of 16 rows
@@ -63,7 +63,7 @@ struct MmaGroupedParams {
 template <PackedFormat kFormat, class Config>
 class MmaMainloop {
  public:
-  using Layout = StageLayout<kFormat, Config>;
+  using Layout = MmaStageLayout<kFormat, Config>;
   float total[Config::kMPerWarp][Config::kNPerWarp][4];
 
   // tiles: shared, [kN] pointers to tiles of weights, null past the end; m_tiles: how many tiles of
@@ -286,7 +286,7 @@ using LargeBatchNarrow = MmaConfig<kMmaLargeBatchTiles, 4, 4>;  // 128 x 32: whe
 
 template <PackedFormat kFormat, class Config>
 void launch_gemm_as(const MmaParams& p, const Launch& at) {
-  constexpr size_t kShared = kStages * StageLayout<kFormat, Config>::kBytes;
+  constexpr size_t kShared = kStages * MmaStageLayout<kFormat, Config>::kBytes;
   const auto kernel = gemm_mma_kernel<kFormat, Config>;
   allow_shared_memory(kernel, kShared);
   constexpr int64_t kRows = Config::kM * kTileTokens;
@@ -305,7 +305,7 @@ void launch_gemm_for(const MmaParams& p, const Launch& at) {
 
 template <PackedFormat kFormat, class Config, bool kGateUp>
 void launch_grouped_as(const MmaGroupedParams& p, const Launch& at) {
-  constexpr size_t kShared = kStages * StageLayout<kFormat, Config>::kBytes;
+  constexpr size_t kShared = kStages * MmaStageLayout<kFormat, Config>::kBytes;
   const auto kernel = grouped_gemm_mma_kernel<kFormat, Config, kGateUp>;
   allow_shared_memory(kernel, kShared);
   constexpr int kTiles = kGateUp ? Config::kN / 2 : Config::kN;

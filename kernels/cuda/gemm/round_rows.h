@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/moe/gelu.h"
 #include "kernels/cuda/quant/packed_tiles.h"
 
 namespace millrace::cuda {
@@ -33,5 +34,15 @@ struct RoundRows {
   Bf16Rows to;                                 // bf16_rows_bytes()
 };
 void launch_round_rows(const RoundRows& op, const Launch& at);
+
+// Rows of act(gate) * up, rounded as above: what down multiplies. Floor: 10 cols rows / B.
+struct RoundGated {
+  ActivationKind kind = ActivationKind::kSilu;
+  const float *gate = nullptr, *up = nullptr;  // [rows, cols]
+  int64_t rows = 0, cols = 0;
+  PackedFormat weights = PackedFormat::kNone;
+  Bf16Rows to;
+};
+void launch_round_gated(const RoundGated& op, const Launch& at);
 
 }  // namespace millrace::cuda

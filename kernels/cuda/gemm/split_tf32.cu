@@ -16,9 +16,9 @@
 #include "kernels/cuda/gemm/group_schedule.cuh"
 #include "kernels/cuda/gemm/lowbit_output.cuh"
 #include "kernels/cuda/gemm/split.h"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
-#include "kernels/cuda/ptx/mma_tf32.cuh"
 #include "kernels/cuda/tile/launch.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
+#include "millrace/kernels/tile/ptx/mma_tf32.cuh"
 
 namespace millrace::cuda {
 namespace {

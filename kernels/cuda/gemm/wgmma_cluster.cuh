@@ -33,7 +33,7 @@
 
 #include "kernels/cuda/gemm/cluster_epilogue.cuh"
 #include "kernels/cuda/gemm/wgmma_launch.cuh"
-#include "kernels/cuda/ptx/cluster.cuh"
+#include "millrace/kernels/tile/ptx/cluster.cuh"
 
 namespace millrace::cuda {
 

@@ -6,7 +6,7 @@
 #include "kernels/cuda/gemm/wgmma_problem.cuh"
 #include "kernels/cuda/gemv/tile_ring.cuh"
 #include "kernels/cuda/moe/activation.cuh"
-#include "kernels/cuda/ptx/tensor_map.cuh"
+#include "kernels/cuda/tile/tensor_map.cuh"
 #include "kernels/cuda/tile/weight_format.cuh"
 
 namespace millrace::cuda {

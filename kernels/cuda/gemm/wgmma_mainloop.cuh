@@ -15,7 +15,7 @@
 #pragma once
 
 #include "kernels/cuda/gemm/wgmma_epilogue.cuh"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(MILLRACE_HAS_WGMMA)
 #pragma nv_diag_suppress 177  // unused: for this architecture the kernel is empty
@@ -55,7 +55,7 @@ struct StageRing {
   __device__ void wait_empty(uint32_t n) const { ptx::barrier_wait(empty + n % kCount, n / kCount % 2 ^ 1); }
 };
 
-// What a producer thread loads. Asking for a copy takes a thread 100 to 200 cycles: all of a stage's by one
+// What a producer thread loads. Issuing a copy takes a thread 100 to 200 cycles: all of a stage's by one
 // would take longer than its products.
 enum class Operand { kWeights, kTokens };
 

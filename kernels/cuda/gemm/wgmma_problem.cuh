@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/gemm/gemm.h"
-#include "kernels/cuda/ptx/wgmma.cuh"
+#include "millrace/kernels/tile/ptx/wgmma.cuh"
 
 namespace millrace::cuda {
 

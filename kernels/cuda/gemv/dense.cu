@@ -3,13 +3,13 @@
 //
 // A CTA is sixteen warps, one per split-K segment (tile/weight_format.cuh), and each has a ring of its own in
 // shared memory: a stage is some K steps of its segment of one tile of 8 rows, one bulk copy, which the
-// warp's first lane asks for as soon as the warp has read what lay there. No warp waits for another before a
+// warp's first lane issues as soon as the warp has read what lay there. No warp waits for another before a
 // round of tiles is done, so that the copies never stop. Two tiles make the 16 rows of a product: neighbours,
 // or gate and up of the same rows. Rows of activations lie in shared memory as bf16; the product's columns
 // are tokens.
 //
 //   warp w:  [stage 0][stage 1]..[stage S-1]   K steps of a low and a high tile each
-//            wait -> products -> the stage is asked for again, S stages on
+//            wait -> products -> the stage is loaded again, S stages on
 //
 // Roofline: the tiles' bytes at B = 4.3 TB/s (measured copy of an H200), 33 bytes a nanosecond of an SM. At 4
 // bits a K step of two tiles is 640 bytes, 20 ns, some 140 issue slots; its products take some 65.
@@ -76,7 +76,7 @@ struct WarpRing {
       return p.op.parts[half].w.tiles + int64_t{first + of_pair} * p.tile_bytes + at;
     } else {
       // A missing last tile: the low one again.
-      const DenseTile tile = find_tile(p.op, min(first + 2 * of_pair + half, last - 1));
+      const GemvTile tile = find_tile(p.op, min(first + 2 * of_pair + half, last - 1));
       return tile.part->w.tiles + int64_t{tile.tile} * p.tile_bytes + at;
     }
   }
@@ -132,7 +132,7 @@ __device__ inline Output load_output(const Params& p, int first, int count, int 
   Output out;
   const int tokens = p.op.tokens, values = kTileRows * tokens, n = i / values;
   if (n >= count) return out;
-  const DenseTile tile = find_tile(p.op, first + n);
+  const GemvTile tile = find_tile(p.op, first + n);
   const int64_t row = tile.tile * kTileRows + i % values / tokens;
   if (row >= tile.part->w.rows) return out;
   out.at = n * half_floats(tokens) + i % values;
@@ -299,7 +299,7 @@ void launch_for(const Params& p, int k_steps, uint32_t bytes, const Launch& at) 
   launch_for_tokens<kFormat, stage_k_steps(kFormat)>(p, bytes, at);
 }
 
-// A CTA has an SM for itself, and two or three stages a warp in flight are as many as memory asks for: with
+// A CTA has an SM for itself, and two or three stages a warp in flight are as many as memory needs: with
 // 150 KB a step of Llama 8B takes 1% longer.
 constexpr uint32_t kWarpRingsBytes = 115000;
 

@@ -50,7 +50,7 @@ __device__ inline Output load_output(const Params& p, int first, int count, int 
   Output out;
   const int tokens = p.op.tokens, values = kTileRows * tokens;
   if (i >= count * values) return out;
-  const DenseTile tile = find_tile(p.op, first + i / values);
+  const GemvTile tile = find_tile(p.op, first + i / values);
   const int64_t row = tile.tile * kTileRows + i % values / tokens;
   if (row >= tile.part->w.rows) return out;
   out.to = tile.part->out + i % tokens * tile.part->w.rows + row;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_tiles_kernel(const __grid_co
   const int first = static_cast<int>(int64_t{blockIdx.x} * p.total_tiles / gridDim.x);
   const int last = static_cast<int>(int64_t{blockIdx.x + 1} * p.total_tiles / gridDim.x);
   Producer producer(ring, last - first, [&](const Ring& stage, int i) {
-    const DenseTile tile = find_tile(p.op, first + i);
+    const GemvTile tile = find_tile(p.op, first + i);
     stage.acquire(p.tile_bytes);
     stage.copy(0, tile.part->w.tiles + int64_t{tile.tile} * p.tile_bytes, p.tile_bytes);
   });

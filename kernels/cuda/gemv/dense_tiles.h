@@ -11,11 +11,11 @@ bool prefers_gemv_tiles(const Gemv& op, const Device& device);
 // ring_bytes: of shared memory where tiles do not all fit; 0: built in.
 void launch_gemv_tiles(const Gemv& op, uint32_t ring_bytes, const Launch& at);
 
-struct DenseTile {
+struct GemvTile {
   const Gemv::Part* part;
   int tile;
 };
-__host__ __device__ inline DenseTile find_tile(const Gemv& op, int tile) {
+__host__ __device__ inline GemvTile find_tile(const Gemv& op, int tile) {
   int i = 0;
   while (i + 1 < op.num_parts && tile >= op.parts[i].w.tiles_per_expert)
     tile -= op.parts[i++].w.tiles_per_expert;

@@ -49,9 +49,9 @@ __device__ inline void multiply_mxfp4_blocks(const uint8_t* first_tile, const ui
 // How experts of a format are multiplied.
 //   kMinCtas: CTAs of an SM that registers must leave room for.
 //   kGateUpRound: work items of gate and up whose partial sums are kept before they are added up.
-//   kMaxKSteps: K steps (pairs of blocks) of a segment that have a kernel without a branch each; 0: one
-//   kernel for all. multiply<kKSteps>: sum += the segment's part of two tiles . x; tiles and x begin with the
-//   first column.
+//   kMaxKSteps: K steps (pairs of blocks) of a segment that have a kernel without a branch each; 0: one for
+//   all.
+//   multiply<kKSteps>: sum += the segment's part of two tiles . x; both begin with the first column.
 template <PackedFormat kFormat>
 struct ExpertFormat {
   // Small codes leave registers for two: the next kernel's first stages are under way while one ends.

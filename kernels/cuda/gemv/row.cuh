@@ -5,10 +5,10 @@
 
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/quant/mxfp4.cuh"
 #include "kernels/cuda/quant/packed_tiles.h"
 #include "kernels/cuda/tile/reduce.cuh"
+#include "millrace/kernels/tile/ptx/barrier.cuh"
 
 namespace millrace::cuda {
 

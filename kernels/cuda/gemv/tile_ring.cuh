@@ -9,11 +9,11 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gemv/gemv.h"
-#include "kernels/cuda/ptx/barrier.cuh"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
-#include "kernels/cuda/ptx/mma.cuh"
 #include "kernels/cuda/quant/packed_tiles.h"
 #include "kernels/cuda/tile/reduce.cuh"
+#include "millrace/kernels/tile/ptx/barrier.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
+#include "millrace/kernels/tile/ptx/mma.cuh"
 
 namespace millrace::cuda {
 
@@ -42,7 +42,7 @@ struct Ring {
   __device__ void advance() {
     if (++index == stages) index = 0, ++pass;
   }
-  // The producer: waits until the stage is empty, and announces `bytes` of copies to it.
+  // The producer: waits until the stage is empty, and expects `bytes` of copies to it.
   __device__ void acquire(uint32_t bytes) const {
     if (pass > 0) ptx::barrier_wait(empty + index, (pass - 1) & 1u);
     ptx::barrier_arrive_expect(full + index, bytes);

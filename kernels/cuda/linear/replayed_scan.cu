@@ -42,11 +42,6 @@ struct ScanHead {
   int32_t sequence, head, key_head, first_row, tokens, context;
 };
 
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(kAllLanes, x, 1);
-  return x + __shfl_xor_sync(kAllLanes, x, 2);
-}
-
 // The vectors of positions [begin, end), zeros behind key_dim: of replayed ones those that blocks have.
 template <int kKeys, bool kWkv>
 __device__ void load_vectors(const ScanHead& of, int32_t begin, int32_t end, ScanVectors<kKeys, kWkv>& to) {

@@ -9,10 +9,10 @@
 #pragma once
 
 #include "kernels/cuda/linear/state_scan.h"
-#include "kernels/cuda/ptx/async_copy.cuh"
-#include "kernels/cuda/ptx/mma_tf32.cuh"
-#include "kernels/cuda/ptx/named_barrier.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
+#include "millrace/kernels/tile/ptx/async_copy.cuh"
+#include "millrace/kernels/tile/ptx/barrier.cuh"
+#include "millrace/kernels/tile/ptx/mma_tf32.cuh"
 
 namespace millrace::cuda {
 

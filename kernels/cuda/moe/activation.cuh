@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/moe/activation.h"
-#include "kernels/cuda/ptx/approx.cuh"
+#include "millrace/kernels/tile/ptx/approx.cuh"
 
 namespace millrace::cuda {
 

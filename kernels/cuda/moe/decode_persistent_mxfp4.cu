@@ -14,7 +14,7 @@
 #include "kernels/cuda/gemv/experts.cuh"
 #include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/norm/rmsnorm_row.cuh"
-#include "kernels/cuda/ptx/grid_sync.cuh"
+#include "millrace/kernels/tile/ptx/grid_sync.cuh"
 
 namespace millrace::cuda {
 namespace {

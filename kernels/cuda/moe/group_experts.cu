@@ -3,8 +3,8 @@
 #include "kernels/cuda/moe/group_experts.h"
 
 #include "kernels/cuda/gemm/gemm.h"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
 #include "kernels/cuda/tile/launch.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
 
 namespace millrace::cuda {
 namespace {

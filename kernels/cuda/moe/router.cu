@@ -3,9 +3,9 @@
 // is left is one pass over the row, its norm, and a quarter of a dot product per warp.
 #include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/norm/rmsnorm_row.cuh"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
 #include "kernels/cuda/quant/mxfp4.cuh"
 #include "kernels/cuda/tile/launch.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
 
 namespace millrace::cuda {
 namespace {

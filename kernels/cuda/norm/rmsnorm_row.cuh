@@ -3,8 +3,8 @@
 
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
+#include "millrace/kernels/tile/ptx/barrier.cuh"
 
 namespace millrace::cuda {
 

@@ -1,5 +1,5 @@
 // Weights repacked for the tensor cores: tiles of 8 rows x all columns, contiguous, so that one bulk copy
-// brings a tile and every lane of a warp finds its matrix fragments in aligned words. Every packed weight is
+// loads a tile and every lane of a warp finds its matrix fragments in aligned words. Every packed weight is
 // a bf16 value, and activations are rounded to bf16: a sum is made of tensor core products of 16 columns.
 //
 // Columns go in K steps of 64, pairs of blocks of 32 (a missing last block is zeros). Lane (g, t) = (lane /
@@ -7,21 +7,18 @@
 //   kQ8:   [K step] of [lane] 16 bytes, eight per block: elements 8t..8t+7 of row g, plus 128; then [g][even,
 //          odd] the block's scale: 544 bytes per K step. From Q8_0. The weight is code * bf16(scale), rounded
 //          to bf16.
-//   kMxfp4:  [K step] of [lane] 8 bytes, a word per block, then [g][even, odd] the block's scale: 272 bytes
-//   per
-//          K step. The same eight elements. From MXFP4 in either layout, exact.
-//   kQ4:   [K step] of [lane] 8 bytes, a word per block: the same eight elements, four bits each; then [g]
-//   the
-//          two blocks' scales, then their minima, as bf16: 320 bytes per K step. From Q4_K, Q4_0, Q4_1, Q4_Z.
-//          The weight is code * bf16(scale) - bf16(minimum), rounded to bf16.
+//   kMxfp4: [K step] of [lane] 8 bytes, a word per block, then [g][even, odd] the block's scale: 272
+//          bytes per K step. The same eight elements. From MXFP4 in either layout, exact.
+//   kQ4:   [K step] of [lane] 8 bytes, a word per block: the same eight elements, four bits each; then
+//          [g] the two blocks' scales, then their minima, as bf16: 320 bytes per K step. From Q4_K, Q4_0,
+//          Q4_1, Q4_Z. The weight is code * bf16(scale) - bf16(minimum), rounded to bf16.
 //   kQ5:   as kQ4 with [lane] 2 bytes of fifth bits behind the words: 384 bytes per K step. From Q5_K, Q5_0,
 //          Q5_1; the same weight.
 //   kQ6:   as kQ4 with [lane] a word of two more bits each behind the words, then [g][16 of each block][even,
 //          odd] scales: 448 bytes per K step. From Q6_K. The weight is (code - 32) * bf16(scale), rounded.
-//   kBf16: [K step][row][64] as they are, chunks of 16 bytes exchanged by chunk ^ row (the 128-byte swizzle
-//   of
-//          warpgroup products): 1,024 bytes per K step. From BF16, exact; from F16 and every other type that
-//          has no format of its own, rounded.
+//   kBf16: [K step][row][64] as they are, chunks of 16 bytes exchanged by chunk ^ row (the 128-byte
+//          swizzle of warpgroup products): 1,024 bytes per K step. From BF16, exact; from F16 and every
+//          other type that has no format of its own, rounded.
 // As operands of m16n8k16, elements 8t+4s..8t+4s+3 of a block are step s of all but kBf16, elements
 // 4t..4t+3 of each 16 columns a step of kBf16: that makes a row of activations readable as it lies.
 // Rows are padded to 8 per expert with zeros.

@@ -5,7 +5,7 @@
 
 namespace millrace::cuda::resident {
 
-struct DecodeShape {
+struct ResidentShape {
   int32_t batch_heads, kv_heads, head_dim, max_seq;
 
   constexpr int32_t group() const { return batch_heads / kv_heads; }
@@ -26,7 +26,7 @@ inline constexpr int32_t kKeysPerStep = 16;  // of a warp: the depth of one prod
 struct SplitPlan {
   int32_t splits, keys_per_split;
   bool cluster =
-      false;  // the splits of a tile meet in each other's shared memory (sm_90 on), else in global memory
+      false;  // splits of a tile are added up in each other's shared memory (sm_90 on), else in global memory
 };
 inline constexpr int32_t kMaxCluster = 16;
 // least_keys: what a split has at least; 0: an eighth of the keys, but 128 to 256, a pass of a block's warps.
@@ -48,8 +48,8 @@ constexpr SplitPlan plan_splits(int32_t keys, int32_t tiles, int32_t sm_count, i
 constexpr SplitPlan plan_cluster(int32_t keys, int32_t size) {
   return {size, ((keys + size - 1) / size + kKeysPerStep - 1) / kKeysPerStep * kKeysPerStep, true};
 }
-// Where clusters of max_cluster blocks can be had (0: none). They meet sooner, but are 16 at most: not for
-// sequences so long that more blocks count for more.
+// Where clusters of max_cluster blocks can be had (0: none). Their reduction is quicker, but they are 16 at
+// most: not for sequences so long that more blocks count for more.
 constexpr SplitPlan plan_decode(int32_t keys, int32_t tiles, int32_t sm_count, int32_t max_cluster) {
   const SplitPlan plan = plan_splits(keys, tiles, sm_count);
   int32_t size = keys > 2048 && max_cluster > 8 ? 16 : max_cluster < 8 ? 0 : 8;

@@ -101,12 +101,12 @@ TEST(DecodePlan, ClustersAreAsLargeAsCanBeHad) {
   EXPECT_FALSE(plan_decode(100000, 2, 132, 16).cluster) << "more blocks count for more";
 }
 
-TEST(DecodeShape, QueryHeadsOfAKvHeadAreRowsOfItsTile) {
-  constexpr DecodeShape qwen{14, 2, 64, 8192};
+TEST(ResidentShape, QueryHeadsOfAKvHeadAreRowsOfItsTile) {
+  constexpr ResidentShape qwen{14, 2, 64, 8192};
   EXPECT_EQ(qwen.group(), 7);
   EXPECT_EQ(qwen.tile_rows(), 8);
   EXPECT_EQ(qwen.tiles(), 2);
-  constexpr DecodeShape wide{40, 1, 80, 16};
+  constexpr ResidentShape wide{40, 1, 80, 16};
   EXPECT_EQ(wide.tile_rows(), 16);
   EXPECT_EQ(wide.tiles(), 3);
   EXPECT_EQ(wide.padded_dim(), 128);

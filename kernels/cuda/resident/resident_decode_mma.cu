@@ -2,13 +2,12 @@
 // to the fragments of the products, without shared memory: sums over dimensions and the order of output
 // columns may be permuted freely, so a lane's 16 contiguous bytes of a key or value row are its share of
 // several products.
-//   scores: lane (g, t) holds dimensions 32i + 8t .. + 8 of key g; pairs (4s, 4s + 1), (4s + 2, 4s + 3) of
-//   them
-//           are b0 and b1 of step (i, s), and the query fragments are loaded in the same order.
+//   scores: lane (g, t) holds dimensions 32i + 8t .. + 8 of key g; pairs (4s, 4s + 1), (4s + 2, 4s + 3)
+//           of them are b0 and b1 of step (i, s), and the query fragments are loaded in the same order.
 //   output: lane (g, t) holds dimensions 64c + 8g .. + 8 of keys 2t, 2t + 1, 2t + 8, 2t + 9; column g of the
 //           product (c, j) is dimension 64c + 8g + j.
-#include "kernels/cuda/ptx/mma_f16.cuh"
 #include "kernels/cuda/resident/resident_reduce.cuh"
+#include "millrace/kernels/tile/ptx/mma_f16.cuh"
 
 namespace millrace::cuda::resident {
 namespace {
@@ -150,7 +149,8 @@ __device__ inline void attend(const Queries<T>& q, const __half* k, const __half
 // one another.
 template <class T, bool kCluster>
 __global__ void __launch_bounds__(T::kThreads)
-    resident_decode_mma_kernel(DecodeCall call, SplitPlan plan, SplitWorkspace workspace, float scale_log2) {
+    resident_decode_mma_kernel(DecodeCall call, SplitPlan plan, ResidentWorkspace workspace,
+                               float scale_log2) {
   __shared__ Shared<T> shared;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int row_tiles = call.shape.row_tiles(), group = call.shape.group();
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(T::kThreads)
   attend<T>(q, call.k + head_start, call.v + head_start, first, min(call.keys, first + plan.keys_per_split),
             scale_log2, state);
 
-  share_outputs<T>(state, shared);
+  store_outputs<T>(state, shared);
   const OutputRows out{call.out + first_head * call.shape.head_dim, rows, call.shape.head_dim};
   if constexpr (kCluster) {
     reduce_cluster<T>(plan.splits, shared, out);
@@ -207,7 +207,7 @@ cudaLaunchConfig_t config_of(const DecodeCall& call, SplitPlan plan, cudaLaunchA
 }
 
 template <class T>
-cudaError_t launch(const DecodeCall& call, SplitPlan plan, const SplitWorkspace& workspace,
+cudaError_t launch(const DecodeCall& call, SplitPlan plan, const ResidentWorkspace& workspace,
                    cudaStream_t stream) {
   const float scale_log2 = 1.44269504f / sqrtf(static_cast<float>(call.shape.head_dim));
   cudaLaunchAttribute attribute{};
@@ -222,7 +222,7 @@ cudaError_t launch(const DecodeCall& call, SplitPlan plan, const SplitWorkspace&
 
 // The largest cluster of these blocks that this GPU and this code can have: 16, 8, or 0.
 template <class T>
-int32_t largest_cluster(const DecodeShape& shape) {
+int32_t largest_cluster(const ResidentShape& shape) {
   const auto kernel = resident_decode_mma_kernel<T, true>;
   cudaFuncAttributes attributes{};
   // ptxVersion: of the source that the driver translated, where it did.
@@ -247,7 +247,7 @@ int32_t largest_cluster(const DecodeShape& shape) {
 
 // Calls `body` with the tile of a shape: every instantiation there is.
 template <class Body>
-auto with_tile(const DecodeShape& shape, const Body& body) {
+auto with_tile(const ResidentShape& shape, const Body& body) {
   const bool half = shape.tile_rows() == 8;
   switch (shape.padded_dim()) {
     case 64:
@@ -261,13 +261,13 @@ auto with_tile(const DecodeShape& shape, const Body& body) {
 
 }  // namespace
 
-cudaError_t launch_decode_mma(const DecodeCall& call, SplitPlan plan, const SplitWorkspace& workspace,
+cudaError_t launch_decode_mma(const DecodeCall& call, SplitPlan plan, const ResidentWorkspace& workspace,
                               cudaStream_t stream) {
   return with_tile(call.shape,
                    [&](auto tile) { return launch<decltype(tile)>(call, plan, workspace, stream); });
 }
 
-int32_t max_cluster_size(const DecodeShape& shape) {
+int32_t max_cluster_size(const ResidentShape& shape) {
   return with_tile(shape, [&](auto tile) { return largest_cluster<decltype(tile)>(shape); });
 }
 

@@ -20,7 +20,7 @@ __device__ inline float warp_sum(float x) {
 // `stride` elements, head_dim of them used; k and v of one KV head begin head_rows rows after the one before.
 template <class Element, int kDim>
 __global__ void __launch_bounds__(kThreads)
-    plain_decode_kernel(const Element* q, const Element* k, const Element* v, float* out, DecodeShape shape,
+    plain_decode_kernel(const Element* q, const Element* k, const Element* v, float* out, ResidentShape shape,
                         int32_t keys, int64_t head_rows, int32_t stride, float scale_log2) {
   constexpr int kParts = kDim / 32;
   __shared__ float shared_out[kWarps][kDim];
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class Element>
 cudaError_t launch_plain(const Element* q, const Element* k, const Element* v, float* out,
-                         const DecodeShape& shape, int32_t keys, int64_t head_rows, int32_t stride,
+                         const ResidentShape& shape, int32_t keys, int64_t head_rows, int32_t stride,
                          cudaStream_t stream) {
   const float scale_log2 = 1.44269504f / sqrtf(static_cast<float>(shape.head_dim));
   const auto launch = [&](auto kernel) {
@@ -89,7 +89,7 @@ cudaError_t launch_plain(const Element* q, const Element* k, const Element* v, f
 }
 
 // One thread an element of the padded rows; rows: batch_heads of q, then kv_heads of k and of v.
-__global__ void append_token_kernel(const float* staging, DecodeShape shape, int32_t position, __half* q,
+__global__ void append_token_kernel(const float* staging, ResidentShape shape, int32_t position, __half* q,
                                     __half* k, __half* v) {
   const int dim = shape.padded_dim();
   const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -134,11 +134,11 @@ cudaError_t launch_decode_plain(const DecodeCall& call, cudaStream_t stream) {
 }
 
 cudaError_t launch_decode_baseline(const float* q, const float* k, const float* v, float* out,
-                                   const DecodeShape& shape, int32_t keys, cudaStream_t stream) {
+                                   const ResidentShape& shape, int32_t keys, cudaStream_t stream) {
   return launch_plain(q, k, v, out, shape, keys, keys, shape.head_dim, stream);
 }
 
-cudaError_t launch_append_token(const float* staging, const DecodeShape& shape, int32_t position, __half* q,
+cudaError_t launch_append_token(const float* staging, const ResidentShape& shape, int32_t position, __half* q,
                                 __half* k, __half* v, cudaStream_t stream) {
   const int64_t rows = shape.batch_heads + 2 * static_cast<int64_t>(shape.kv_heads);
   append_token_kernel<<<blocks_for(rows * shape.padded_dim()), 256, 0, stream>>>(staging, shape, position, q,
@@ -152,7 +152,7 @@ cudaError_t launch_send_output(const float* out, int32_t count, float* host_out,
   return cudaGetLastError();
 }
 
-cudaError_t launch_convert_rows(const float* rows, int32_t tokens, const DecodeShape& shape, __half* to,
+cudaError_t launch_convert_rows(const float* rows, int32_t tokens, const ResidentShape& shape, __half* to,
                                 cudaStream_t stream) {
   const int64_t elements = static_cast<int64_t>(tokens) * shape.padded_dim();
   convert_rows_kernel<<<blocks_for(elements), 256, 0, stream>>>(rows, tokens, shape.head_dim,

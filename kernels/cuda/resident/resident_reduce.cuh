@@ -1,8 +1,8 @@
 // How outputs of a tile's warps, and of its splits, become one: each is relative to a maximum of its own, so
 // all are weighted by exp2(that maximum - the largest) and divided by the sum of the weighted sums. Warps
-// meet in shared memory; splits in global memory, where who takes the last ticket adds them all, or, as a
-// cluster (sm_90 on), in each other's shared memory. Every sum is in the order of warps and splits, whoever
-// comes last.
+// are added up in shared memory; splits in global memory, where who takes the last ticket adds them all, or,
+// as a cluster (sm_90 on), in each other's shared memory. Every sum is in the order of warps and splits,
+// whoever comes last.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -15,11 +15,11 @@ template <int kDimOf, int kRowsOf>
 struct Tile {
   static constexpr int kDim = kDimOf, kRows = kRowsOf;  // 64, 128, 256; 8 or 16 query heads
   static constexpr int kOutputs = kRows * kDim;
-  // The warps' outputs meet in 32 KB of shared memory. Fewer are launched where there are few keys.
+  // The warps' outputs are added up in 32 KB of shared memory. Fewer are launched where there are few keys.
   static constexpr int kWarps = 8192 / kOutputs < 8 ? 8192 / kOutputs : 8;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kSteps = kDim == 64 ? 2 : 1;  // 16 keys each, loaded together
-  static constexpr int kWide =
+  static constexpr int kVector =
       kOutputs / kThreads < 4 ? kOutputs / kThreads : 4;  // outputs of a thread at a time
 };
 
@@ -58,15 +58,15 @@ __device__ inline float quad_sum(float x) {
 // exp2(x - top), also where nothing has a score above -infinity.
 __device__ inline float weight_of(float x, float top) { return exp2f(x - (top == -INFINITY ? 0.f : top)); }
 
-// kWide neighbours of a row of outputs.
+// kVector outputs side by side in a row.
 template <class T>
-struct Wide {
-  float x[T::kWide];
+struct OutputVector {
+  float x[T::kVector];
 
   template <class Load>
-  __device__ static Wide load(const float* from, const Load& load_as) {
-    Wide y;
-    if constexpr (T::kWide == 4) {
+  __device__ static OutputVector load(const float* from, const Load& load_as) {
+    OutputVector y;
+    if constexpr (T::kVector == 4) {
       const float4 z = load_as(reinterpret_cast<const float4*>(from));
       y.x[0] = z.x, y.x[1] = z.y, y.x[2] = z.z, y.x[3] = z.w;
     } else {
@@ -76,31 +76,31 @@ struct Wide {
     return y;
   }
   __device__ void store(float* to) const {
-    if constexpr (T::kWide == 4) {
+    if constexpr (T::kVector == 4) {
       *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
     } else {
       *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
     }
   }
-  __device__ void add(const Wide& y, float weight) {
+  __device__ void add(const OutputVector& y, float weight) {
 #pragma unroll
-    for (int i = 0; i < T::kWide; ++i) x[i] = fmaf(weight, y.x[i], x[i]);
+    for (int i = 0; i < T::kVector; ++i) x[i] = fmaf(weight, y.x[i], x[i]);
   }
 };
 
 template <class T>
-__device__ inline void write_output(const OutputRows& out, int at, const Wide<T>& y, float scale) {
+__device__ inline void write_output(const OutputRows& out, int at, const OutputVector<T>& y, float scale) {
   const int row = at / T::kDim, d = at % T::kDim;
   if (row >= out.rows) return;
 #pragma unroll
-  for (int i = 0; i < T::kWide; ++i) {
+  for (int i = 0; i < T::kVector; ++i) {
     if (d + i < out.head_dim) out.data[static_cast<int64_t>(row) * out.head_dim + d + i] = y.x[i] * scale;
   }
 }
 
 // The warps' outputs, sums and maximum under the block's maximum; then a barrier.
 template <class T>
-__device__ inline void share_outputs(const WarpState<T>& state, Shared<T>& shared) {
+__device__ inline void store_outputs(const WarpState<T>& state, Shared<T>& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int warps = blockDim.x / 32;
 #pragma unroll
@@ -137,10 +137,10 @@ __device__ inline void share_outputs(const WarpState<T>& state, Shared<T>& share
 }
 
 template <class T>
-__device__ inline Wide<T> sum_warps(const Shared<T>& shared, int at) {
-  Wide<T> sum{};
+__device__ inline OutputVector<T> sum_warps(const Shared<T>& shared, int at) {
+  OutputVector<T> sum{};
   for (int w = 0; w < static_cast<int>(blockDim.x / 32); ++w) {
-    sum.add(Wide<T>::load(&shared.out[w][at], [](const auto* p) { return *p; }), 1.f);
+    sum.add(OutputVector<T>::load(&shared.out[w][at], [](const auto* p) { return *p; }), 1.f);
   }
   return sum;
 }
@@ -154,7 +154,7 @@ __device__ inline float sum_row(const Shared<T>& shared, int row) {
 // A block alone.
 template <class T>
 __device__ inline void write_block(const Shared<T>& shared, const OutputRows& out) {
-  for (int at = threadIdx.x * T::kWide; at < T::kOutputs; at += blockDim.x * T::kWide) {
+  for (int at = threadIdx.x * T::kVector; at < T::kOutputs; at += blockDim.x * T::kVector) {
     write_output<T>(out, at, sum_warps<T>(shared, at), 1.f / sum_row<T>(shared, at / T::kDim));
   }
 }
@@ -191,10 +191,11 @@ __device__ inline void add_splits(const float* partial_out, const float2* partia
   constexpr int kAhead = 16;  // splits whose outputs are under way at once, the first of them beside the sums
   static_assert(kMaxSplits <= T::kWarps * T::kDim, "the weights fit where the warps' outputs were");
   const auto load = [&](int split, int at) {
-    return Wide<T>::load(partial_out + split * T::kOutputs + at, [](const auto* p) { return __ldcg(p); });
+    return OutputVector<T>::load(partial_out + split * T::kOutputs + at,
+                                 [](const auto* p) { return __ldcg(p); });
   };
-  int at = threadIdx.x * T::kWide;
-  Wide<T> ahead[kAhead];
+  int at = threadIdx.x * T::kVector;
+  OutputVector<T> ahead[kAhead];
 #pragma unroll
   for (int s = 0; s < kAhead; ++s) {
     if (s < splits) ahead[s] = load(s, at);
@@ -205,7 +206,7 @@ __device__ inline void add_splits(const float* partial_out, const float2* partia
   __syncthreads();  // weights before the weighted sum
   while (at < T::kOutputs) {
     const int row = at / T::kDim;
-    Wide<T> sum{};
+    OutputVector<T> sum{};
     for (int first = 0; first < splits; first += kAhead) {
 #pragma unroll
       for (int s = 0; s < kAhead; ++s) {
@@ -214,7 +215,7 @@ __device__ inline void add_splits(const float* partial_out, const float2* partia
       }
     }
     write_output<T>(out, at, sum, inverse[row]);
-    at += blockDim.x * T::kWide;
+    at += blockDim.x * T::kVector;
     if (at >= T::kOutputs) return;
 #pragma unroll
     for (int s = 0; s < kAhead; ++s) {
@@ -224,12 +225,12 @@ __device__ inline void add_splits(const float* partial_out, const float2* partia
 }
 
 template <class T>
-__device__ inline void reduce_by_ticket(const SplitWorkspace& workspace, int tile, int split, int splits,
+__device__ inline void reduce_by_ticket(const ResidentWorkspace& workspace, int tile, int split, int splits,
                                         Shared<T>& shared, const OutputRows& out) {
   const int64_t tile_start = static_cast<int64_t>(tile) * splits;
   float* partial_out = workspace.partial_out + tile_start * T::kOutputs;
   float2* partial_sum = workspace.partial_sum + tile_start * T::kRows;
-  for (int at = threadIdx.x * T::kWide; at < T::kOutputs; at += blockDim.x * T::kWide) {
+  for (int at = threadIdx.x * T::kVector; at < T::kOutputs; at += blockDim.x * T::kVector) {
     sum_warps<T>(shared, at).store(partial_out + split * T::kOutputs + at);
   }
   if (threadIdx.x < T::kRows) {
@@ -253,30 +254,30 @@ template <class T>
 __device__ inline void reduce_cluster(int splits, Shared<T>& shared, const OutputRows& out) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   const auto cluster = cooperative_groups::this_cluster();
-  for (int at = threadIdx.x * T::kWide; at < T::kOutputs; at += blockDim.x * T::kWide) {
+  for (int at = threadIdx.x * T::kVector; at < T::kOutputs; at += blockDim.x * T::kVector) {
     sum_warps<T>(shared, at).store(&shared.out[0][at]);  // nobody else reads these
   }
   if (threadIdx.x < T::kRows) shared.total[threadIdx.x].y = sum_row<T>(shared, threadIdx.x);
   cluster.sync();  // every block's results are in its shared memory
   const int threads = static_cast<int>(blockDim.x);
   const int first =
-      (static_cast<int>(cluster.block_rank()) * threads + static_cast<int>(threadIdx.x)) * T::kWide;
-  for (int at = first; at < T::kOutputs; at += splits * threads * T::kWide) {
+      (static_cast<int>(cluster.block_rank()) * threads + static_cast<int>(threadIdx.x)) * T::kVector;
+  for (int at = first; at < T::kOutputs; at += splits * threads * T::kVector) {
     float2 of[kMaxCluster];
-    Wide<T> outputs[kMaxCluster];
+    OutputVector<T> outputs[kMaxCluster];
 #pragma unroll
     for (int s = 0; s < kMaxCluster; ++s) {
       if (s >= splits) continue;
       of[s] = *cluster.map_shared_rank(&shared.total[at / T::kDim], s);
-      outputs[s] =
-          Wide<T>::load(cluster.map_shared_rank(&shared.out[0][at], s), [](const auto* p) { return *p; });
+      outputs[s] = OutputVector<T>::load(cluster.map_shared_rank(&shared.out[0][at], s),
+                                         [](const auto* p) { return *p; });
     }
     float top = -INFINITY, total = 0;
 #pragma unroll
     for (int s = 0; s < kMaxCluster; ++s) {
       if (s < splits) top = fmaxf(top, of[s].x);
     }
-    Wide<T> sum{};
+    OutputVector<T> sum{};
 #pragma unroll
     for (int s = 0; s < kMaxCluster; ++s) {
       if (s >= splits) continue;

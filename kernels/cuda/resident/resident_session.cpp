@@ -58,7 +58,7 @@ void check_shape(const char* call, int32_t batch_heads, int32_t kv_heads, int32_
   require_range(head_dim, 1, 256, call, "head_dim");
 }
 
-ResidentSession::ResidentSession(const DecodeShape& shape) : shape_(shape), state_(shape.max_seq) {
+ResidentSession::ResidentSession(const ResidentShape& shape) : shape_(shape), state_(shape.max_seq) {
   try {
     allocate();
   } catch (...) {

@@ -1,7 +1,6 @@
 // A sequence that stays on the GPU: cache, two streams, and the events that join them.
 //
-//   copy stream     append t     append t+1     ..     append t+16: waits for the decodes of the group it
-//   enters
+//   copy stream     append t     append t+1     ..     append t+16: waits for its group's decodes
 //                      | copied     | copied
 //   compute stream     +-> decode t +-> decode t+1 ..
 //
@@ -46,12 +45,12 @@ using PinnedArray = std::unique_ptr<T[], CudaFreeHost>;
 
 class ResidentSession {
  public:
-  explicit ResidentSession(const DecodeShape& shape);
+  explicit ResidentSession(const ResidentShape& shape);
   ~ResidentSession();
   ResidentSession(const ResidentSession&) = delete;
   ResidentSession& operator=(const ResidentSession&) = delete;
 
-  const DecodeShape& shape() const { return shape_; }
+  const ResidentShape& shape() const { return shape_; }
   int32_t length() const { return state_.length(); }
 
   void load_token(const float* q, const float* k, const float* v);
@@ -62,7 +61,7 @@ class ResidentSession {
 
   // For benchmarks: what decode() would launch over `keys` keys, and the plan it would take.
   DecodeCall call_over(int32_t keys) const;
-  const SplitWorkspace& workspace() const { return workspace_; }
+  const ResidentWorkspace& workspace() const { return workspace_; }
   SplitPlan plan_over(int32_t keys) const {
     return plan_decode(keys, shape_.tiles(), sm_count_, max_cluster_);
   }
@@ -84,7 +83,7 @@ class ResidentSession {
   void claim_slot(uint32_t slot);
   void wait_for_output();
 
-  const DecodeShape shape_;
+  const ResidentShape shape_;
   DecodeState state_;
   int device_ = 0, sm_count_ = 0;
   int32_t max_cluster_ = 0;
@@ -102,7 +101,7 @@ class ResidentSession {
   DeviceArray<float> out_, chunk_, partial_out_;
   DeviceArray<float2> partial_sum_;
   DeviceArray<uint32_t> tickets_;
-  SplitWorkspace workspace_{};
+  ResidentWorkspace workspace_{};
 };
 
 }  // namespace millrace::cuda::resident

@@ -1,9 +1,9 @@
 // The greedy token of each row of logits: kParts CTAs per row find their part's best, the last to arrive the
 // row's.
-#include "kernels/cuda/ptx/grid_dependency.cuh"
 #include "kernels/cuda/sample/argmax.h"
 #include "kernels/cuda/sample/best.cuh"
 #include "kernels/cuda/tile/launch.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
 
 namespace millrace::cuda {
 namespace {

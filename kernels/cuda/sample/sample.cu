@@ -10,10 +10,10 @@
 #include <cooperative_groups.h>
 
 #include "base/sampling_math.h"
-#include "kernels/cuda/ptx/grid_dependency.cuh"
 #include "kernels/cuda/sample/best.cuh"
 #include "kernels/cuda/sample/sample.h"
 #include "kernels/cuda/tile/launch.cuh"
+#include "millrace/kernels/tile/ptx/grid_dependency.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177  // unused: for this architecture the kernel is empty

@@ -11,15 +11,11 @@
 namespace millrace::cuda {
 
 // The kernel must call wait_for_previous() before it reads what a kernel of the same step writes, and before
-// it writes anything. cluster: how many CTAs that follow one another are one (ptx/cluster.cuh).
+// it writes anything. cluster: how many CTAs that follow one another are one (ptx/cluster.cuh). L1 stays as
+// large as it is: kernels whose loads go through registers keep them under way there.
 template <class... Parameters, class... Arguments>
-void launch_clusters(const char* name, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
-                     unsigned threads, size_t shared_bytes, const Launch& at, Arguments&&... arguments) {
-  // All shared memory, in every kernel of a step: an SM that has to move the border between shared memory and
-  // L1 empties first, and nothing would overlap.
-  check_call(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                  cudaSharedmemCarveoutMaxShared),
-             "cudaFuncSetAttribute(carveout)");
+void launch_overlapping(const char* name, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
+                        unsigned threads, size_t shared_bytes, const Launch& at, Arguments&&... arguments) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
@@ -34,6 +30,17 @@ void launch_clusters(const char* name, unsigned cluster, void (*kernel)(Paramete
   config.numAttrs = !at.device.has_bulk_copies() ? 0 : cluster > 1 ? 2 : 1;
   check_call(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), name);
   check_launch(name);
+}
+// The same with all shared memory, as in every kernel of a step: an SM that has to move the border between
+// shared memory and L1 empties first, and nothing would overlap.
+template <class... Parameters, class... Arguments>
+void launch_clusters(const char* name, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
+                     unsigned threads, size_t shared_bytes, const Launch& at, Arguments&&... arguments) {
+  check_call(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared),
+             "cudaFuncSetAttribute(carveout)");
+  launch_overlapping(name, cluster, kernel, grid, threads, shared_bytes, at,
+                     std::forward<Arguments>(arguments)...);
 }
 template <class... Parameters, class... Arguments>
 void launch_dependent(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned threads,

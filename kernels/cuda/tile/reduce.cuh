@@ -8,6 +8,8 @@ namespace millrace::cuda {
 using tile::block_sum;
 using tile::kAllLanes;
 using tile::kWarpLanes;
+using tile::quad_max;
+using tile::quad_sum;
 using tile::warp_sum;
 
 }  // namespace millrace::cuda

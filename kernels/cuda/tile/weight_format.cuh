@@ -8,9 +8,9 @@
 // what makes a row's result independent of the kernel that computed it.
 #pragma once
 
-#include "kernels/cuda/ptx/mma.cuh"
-#include "kernels/cuda/ptx/permute.cuh"
 #include "kernels/cuda/quant/mxfp4.cuh"
+#include "millrace/kernels/tile/ptx/mma.cuh"
+#include "millrace/kernels/tile/ptx/permute.cuh"
 
 namespace millrace::cuda {
 

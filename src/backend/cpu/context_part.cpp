@@ -67,7 +67,8 @@ void ContextPart::translate_tables(Piece& piece) const {
 void ContextPart::cut_rows(Piece& piece) {
   const SequenceSlice& whole = piece.slice;
   const int32_t rows = whole.num_tokens, cuts = 2 * ranks();
-  piece.spread = dist::shares_rows(rows, ranks());
+  // What a row of an image sees of it lies behind that row: no schedule of a prompt has it.
+  piece.spread = !whole.both_ways && dist::shares_rows(rows, ranks());
   any_spread_ |= piece.spread;
   const auto add = [&](int32_t begin, int32_t end, int rank) {
     std::fill_n(rank_of_row_.begin() + whole.first_row + begin, end - begin, rank);
@@ -91,7 +92,6 @@ void ContextPart::cut_rows(Piece& piece) {
 }
 
 Batch ContextPart::localize(const Batch& whole) {
-  MILLRACE_CHECK(whole.adapters == nullptr && whole.given.empty());
   rank_of_row_.assign(whole.tokens.size(), kEveryone);
   local_of_row_.assign(whole.tokens.size(), -1);
   tokens_.clear();
@@ -100,6 +100,8 @@ Batch ContextPart::localize(const Batch& whole) {
   logit_rows_.clear();
   own_logits_.clear();
   logit_ranks_.clear();
+  given_.clear();
+  rope_positions_.clear();
   num_pieces_ = 0;
   any_spread_ = false;
   if (pieces_.size() < whole.sequences.size()) pieces_.resize(whole.sequences.size());
@@ -127,16 +129,36 @@ Batch ContextPart::localize(const Batch& whole) {
     if (logit_ranks_.back() == group_.rank()) own_logits_.push_back(static_cast<int32_t>(logit_rows_.size()));
     logit_rows_.push_back(local_of_row_[static_cast<size_t>(row)]);
   }
+  take_images(whole);
   return {.tokens = tokens_,
           .sequences = sequences_,
           .logit_rows = logit_rows_,
-          .only_logits = whole.only_logits};
+          .only_logits = whole.only_logits,
+          .given = given_,
+          .rope_positions = rope_positions_,
+          .adapters = whole.adapters};
+}
+
+// Of what the batch says of single rows that which is this rank's. Local rows are in the order of the
+// whole's.
+void ContextPart::take_images(const Batch& whole) {
+  for (GivenRow given : whole.given) {
+    given.row = local_of_row_[static_cast<size_t>(given.row)];
+    if (given.row >= 0) given_.push_back(given);
+  }
+  if (whole.rope_positions.empty()) return;
+  rope_positions_.resize(3 * tokens_.size());
+  for (size_t row = 0; row < whole.tokens.size(); ++row) {
+    const int32_t local = local_of_row_[row];
+    if (local >= 0)
+      std::copy_n(&whole.rope_positions[3 * row], 3, &rope_positions_[3 * static_cast<size_t>(local)]);
+  }
 }
 
 // ---------------------------------------------------------------- keys and values
 
-void ContextPart::share_kv(ThreadPool& pool, int group, PagedKv kv, int64_t kv_heads, int64_t head_dim,
-                           const float* key, const float* value) {
+void ContextPart::send_kv(ThreadPool& pool, int group, PagedKv kv, int64_t kv_heads, int64_t head_dim,
+                          const float* key, const float* value) {
   if (!any_spread_) return;
   const auto cols = static_cast<size_t>(kv_heads * head_dim);
   const int me = group_.rank();

@@ -2,9 +2,10 @@
 // it keeps, and what ranks tell one another. Every rank has the whole model.
 //
 // Rows of a long piece of a prompt are cut into 2 x ranks pieces, of which rank r computes the r-th and the
-// r-th from the end (zigzag: attention costs all of them alike); a few rows, a decoded token above all, are
-// computed by everybody. Keys and values go where their positions are kept: of groups that are spread, 512
-// positions at a time are a rank's (base/paging.h); of other groups (windows) everybody keeps all.
+// r-th from the end (zigzag: attention costs all of them alike); a few rows, a decoded token above all, and
+// an image whose tokens see one another are computed by everybody. Keys and values go where their positions
+// are kept: of groups that are spread, 512 positions at a time are a rank's (base/paging.h); of other groups
+// (windows) everybody keeps all.
 //
 // Attention over a group that is spread has the bits of one process, because 512 positions are what it adds
 // up in one chain on one device too:
@@ -43,8 +44,8 @@ class ContextPart {
 
   // Keys and values, [rows][cols] of this rank's rows, to those who keep them and have not computed them;
   // what arrives is stored. `kv` is the layer's; its tables are not looked at.
-  void share_kv(ThreadPool& pool, int group, PagedKv kv, int64_t kv_heads, int64_t head_dim, const float* key,
-                const float* value);
+  void send_kv(ThreadPool& pool, int group, PagedKv kv, int64_t kv_heads, int64_t head_dim, const float* key,
+               const float* value);
 
   // One layer's attention over a group that is spread. only_logits: of sequences that want no logits nobody
   // attends any more.
@@ -87,6 +88,7 @@ class ContextPart {
   int32_t shelves(int group) const { return shelves_[static_cast<size_t>(group)]; }
   int keeper(int group, int32_t position) const { return shelf_of(position / kBlockTokens, shelves(group)); }
   void cut_rows(Piece& piece);
+  void take_images(const Batch& whole);
   void translate_tables(Piece& piece) const;
   void exchange_parts(std::span<const SplitPart> parts, int64_t padded_dim);
   const PieceWork& work_of(Piece& piece, int32_t chunk, bool only_logits) const;
@@ -98,6 +100,8 @@ class ContextPart {
   size_t num_pieces_ = 0;
   std::vector<int32_t> rank_of_row_, local_of_row_;  // of the whole batch
   std::vector<int32_t> tokens_, logit_rows_, own_logits_, logit_ranks_;
+  std::vector<GivenRow> given_;          // local
+  std::vector<int32_t> rope_positions_;  // likewise
   std::vector<SequenceSlice> sequences_;
   std::vector<size_t> piece_of_sequence_;  // local
   bool any_spread_ = false;

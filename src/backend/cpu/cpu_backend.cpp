@@ -23,7 +23,7 @@ class CpuBackend final : public Backend {
       : kernels_(kernels),
         group_(options.group),
         shares_(options.shares),
-        max_copies_(cpu::usable_memory() / 3 / static_cast<size_t>(options.local_ranks)),
+        max_copies_(cpu::private_memory() / 3 / static_cast<size_t>(options.local_ranks)),
         pool_(options.threads, options.topology.empty() ? machine_topology() : options.topology) {}
 
   std::string_view name() const override { return "cpu"; }
@@ -52,31 +52,31 @@ class CpuBackend final : public Backend {
       missing.add(feature, shares_ != nullptr || spreads_context());
     }
     // What a token sees behind it, or keeps beside keys and values, is not spread.
-    for (const OpFeature feature :
-         {OpFeature::kState, OpFeature::kStateBeside, OpFeature::kLatent, OpFeature::kBidirectional,
-          OpFeature::kAdapters, OpFeature::kImages, OpFeature::kSparse, OpFeature::kIndexer}) {
+    for (const OpFeature feature : {OpFeature::kState, OpFeature::kStateBeside, OpFeature::kLatent,
+                                    OpFeature::kBidirectional, OpFeature::kSparse, OpFeature::kIndexer}) {
       missing.add(feature, spreads_context());
     }
     return missing;
   }
 
   size_t weight_bytes(const TensorView& view, WeightUse use, size_t before) const override {
-    return cpu::held_bytes(view, use, kernels_, left_for_copies(before));
+    return cpu::held_bytes(view, use, kernels_, limits(before));
   }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {
+    const bool stays = use == WeightUse::kMatrix && weight_bytes(view, use, held_) == 0;
     if (pool_.nodes() > 1 && use == WeightUse::kMatrix && view.matrix_rows == 0) {
       const int64_t matrices = view.rank == 3 ? std::max<int64_t>(1, view.shape[0]) : 1;
       read_ahead_.read_by_node(reinterpret_cast<const uint8_t*>(view.data), matrices, view.rows() / matrices,
                                view.row_stride_bytes, pool_);
     } else if (view.matrix_rows == 0) {
-      read_ahead_.read(view.data, static_cast<size_t>(view.rows() * view.row_stride_bytes));
+      read_ahead_.read(view.data, static_cast<size_t>(view.rows() * view.row_stride_bytes), stays);
     } else {
       const int64_t rows = view.shape[view.rank - 2];
       for (int64_t r = 0; rows > 0 && r < view.rows(); r += rows) {
-        read_ahead_.read(view.row(r), static_cast<size_t>(rows * view.row_stride_bytes));
+        read_ahead_.read(view.row(r), static_cast<size_t>(rows * view.row_stride_bytes), stays);
       }
     }
-    WeightPtr weight = cpu::load(view, use, kernels_, left_for_copies(held_), pool_);
+    WeightPtr weight = cpu::load(view, use, kernels_, limits(held_), pool_, copies_);
     held_ += weight_bytes(view, use, held_);
     return weight;
   }
@@ -128,11 +128,12 @@ class CpuBackend final : public Backend {
  private:
   bool spreads_context() const { return shares_ != nullptr && shares_->context_ranks() > 1; }
   std::string ranks_text() const {
+    std::string text;
     if (group_ != nullptr) {
-      return fmt::format(", rank {} of {} over {}", group_->rank(), group_->size(), group_->name());
+      text = fmt::format(", rank {} of {} over {}", group_->rank(), group_->size(), group_->name());
     }
-    if (shares_ == nullptr || spreads_context()) return "";
-    return fmt::format(", stage {} of {}", shares_->stage(), shares_->stages());
+    if (shares_ == nullptr || shares_->stages() == 1) return text;
+    return fmt::format("{}, stage {} of {}", text, shares_->stage(), shares_->stages());
   }
 
   const cpu::KernelTable& kernels_;
@@ -141,8 +142,18 @@ class CpuBackend final : public Backend {
   const size_t max_copies_;  // a third of the memory: ranks of one machine share it
   ThreadPool pool_;
   cpu::ReadAhead read_ahead_;
-  // Bytes for interleaved copies, less what is held already: the file itself may be in memory too.
-  size_t left_for_copies(size_t held) const { return held < max_copies_ ? max_copies_ - held : 0; }
+  // Less what is held already: the file itself may be in memory too. Copies that only spare walks of the page
+  // table are worth less of it, and a part of a node's rows stays on its node.
+  cpu::CopyLimits limits(size_t held) const {
+    const auto left = [&](size_t most) { return held < most ? most - held : 0; };
+    return {left(max_copies_), huge_pages_ && pool_.nodes() == 1 ? left(max_copies_ / 3) : 0};
+  }
+  cpu::CopyMemory copies_{max_copies_ / 3};
+#if defined(__x86_64__)
+  const bool huge_pages_ = cpu::has_huge_pages();
+#else
+  static constexpr bool huge_pages_ = false;  // not measured
+#endif
   size_t held_ = 0;
 };
 
@@ -151,6 +162,11 @@ class CpuBackend final : public Backend {
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options, std::string_view isa) {
   if (options.threads < 0 || options.threads > kMaxThreads) {
     throw_error(ErrorCode::kBadInput, "threads: found {}, expected 0 to {}", options.threads, kMaxThreads);
+  }
+  if (options.fp8_prompts) {
+    throw_error(ErrorCode::kUnsupported,
+                "compute: found fp8 on device cpu, expected full: FP8 products of prompts run on a GPU with "
+                "Hopper's tensor cores, and on device reference");
   }
   return std::make_unique<CpuBackend>(options, cpu::choose_table(isa));
 }

@@ -1,18 +1,18 @@
 #include "backend/cpu/cpu_executor.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <numeric>
 
 #include "backend/rank_spec.h"
 #include "base/check.h"
 #include "dist/token_parts.h"
-#include "kernels/cpu/attention/rope_append_kv.h"
+#include "kernels/cpu/attention/query_gates.h"
+#include "kernels/cpu/elementwise/scale.h"
 #include "kernels/cpu/embedding/embed.h"
 #include "kernels/cpu/matmul/gemm.h"
 #include "kernels/cpu/matmul/gemm_heads.h"
-#include "kernels/quant/kv_types.h"
+#include "kernels/cpu/norm/layer_inputs.h"
 
 namespace millrace::cpu {
 namespace {
@@ -25,32 +25,6 @@ constexpr int32_t kDeepContext = 4096;
 
 constexpr int64_t kHeadsPerTask = 64;  // that a task norms
 constexpr int64_t kNormedPerTask = 4;  // rows
-
-TopK::SoftmaxOver softmax_over(Route::Weighting weighting) {
-  return weighting == Route::Weighting::kSoftmaxAll ? TopK::SoftmaxOver::kAll : TopK::SoftmaxOver::kChosen;
-}
-
-GateUp::Activation activation_of(Activation activation) {
-  switch (activation) {
-    case Activation::kSilu:
-      return GateUp::Activation::kSilu;
-    case Activation::kClampedSwiglu:
-      return GateUp::Activation::kClampedSwiglu;
-    case Activation::kGelu:
-      return GateUp::Activation::kGelu;
-    case Activation::kGeluTanh:
-      return GateUp::Activation::kGeluTanh;
-    case Activation::kReluSquared:
-      break;
-  }
-  return GateUp::Activation::kReluSquared;
-}
-
-// Without a gate, `up` is in its place.
-GateUp gate_up_of(const Linear& gate, const Linear& up, Activation activation) {
-  if (gate.weight == nullptr) return {linear_of(up), {}, activation_of(activation)};
-  return {linear_of(gate), linear_of(up), activation_of(activation)};
-}
 
 int64_t attended_columns(const ExecutorSpec& spec, const RankPart* part) {
   return part == nullptr ? int64_t{spec.heads} * spec.head_dim : part->head_columns();
@@ -195,7 +169,7 @@ void CpuExecutor::norm_heads(const Norm& op, int64_t heads, int64_t dim, bool wh
 }
 
 // values[rows][hidden], of which this rank made its columns, get the others'.
-void CpuExecutor::share_columns(float* values) {
+void CpuExecutor::gather_columns(float* values) {
   if (part_ == nullptr) return;
   part_->gather_rows(pool_, values + first_column(), spec_.hidden, values, spec_.hidden, rows_);
 }
@@ -207,21 +181,15 @@ void CpuExecutor::multiply_add(const Linear& weights, const ActivationRows& x, U
   if (!norm_after.present() && scale == 1.0f) {
     const GemmProduct product{linear_of(weights), work_->residual + first_column(), spec_.hidden};
     if (computes) gemm_add(context(), product, x, rows_);
-    low_rank_add(context(), updates, spec_.hidden, work_->residual, spec_.hidden);
-    return share_columns(work_->residual);
+    low_rank_add(context(), updates, weights.weight->rows, product.out, spec_.hidden);
+    return gather_columns(work_->residual);
   }
   const GemmProduct product{linear_of(weights), work_->normed + first_column(), spec_.hidden};
   if (computes) gemm(context(), {&product, 1}, x, rows_);
-  low_rank_add(context(), updates, spec_.hidden, work_->normed, spec_.hidden);
-  share_columns(work_->normed);
-  const NormWeights norm = weights_of(norm_after);
-  pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row) {
-      float* y = work_->normed + row * spec_.hidden;
-      norm_one(kernels_, norm, y, spec_.hidden, y);
-      kernels_.scale_add(work_->residual + row * spec_.hidden, 1.0f, y, scale, spec_.hidden);
-    }
-  });
+  low_rank_add(context(), updates, weights.weight->rows, product.out, spec_.hidden);
+  gather_columns(work_->normed);
+  add_normed_rows(context(), weights_of(norm_after), scale, rows_, spec_.hidden, work_->normed,
+                  work_->residual);
 }
 
 void CpuExecutor::norm_qkv(const NormQkv& op) {
@@ -245,7 +213,9 @@ void CpuExecutor::norm_qkv(const NormQkv& op) {
         updates_of(*linears[i], static_cast<int>(i), row_adapters_, work_->normed, spec_.hidden);
     low_rank_add(context(), updates, products[i].stride, products[i].out, products[i].stride);
   }
-  if (op.gated) split_gates();
+  if (op.gated) {
+    split_gates(work_->projected, rows_ * spec_.heads, spec_.head_dim, work_->query, work_->attention_gate);
+  }
   const int64_t dim = op.head_dim > 0 ? op.head_dim : spec_.head_dim;
   norm_heads(op.q_norm, spec_.heads, dim, op.norm_whole, work_->query);
   if (!keys) return;
@@ -256,20 +226,27 @@ void CpuExecutor::norm_qkv(const NormQkv& op) {
 
 // y[rows][out] = x[rows][cols] W^T, x as it is.
 void CpuExecutor::multiply(const Linear& weights, const float* x, int64_t cols, float* y) {
+  watch({&weights}, x, rows_, cols);
   const ActivationFormats formats = formats_for(kernels_, {linear_of(weights)}, rows_);
   const GemmProduct product{linear_of(weights), y, weights.weight->rows};
   gemm(context(), {&product, 1}, quantize_rows(context(), formats, x, rows_, cols, work_->input), rows_);
 }
 
+// Queries and keys are [rope | rank] of every head, and of the one key that heads have in common: the rope
+// parts go where they are rotated, the nope part of a query is multiplied by its head's k_b and becomes
+// [rank], as the cached key is.
 void CpuExecutor::norm_latent_qkv(const NormLatentQkv& op) {
   const LatentShape& s = spec_.latent;
   const int64_t dim = spec_.head_dim, heads = spec_.heads, q_dim = s.nope + s.rope, kv_dim = s.rank + s.rope;
-  float *q = work_->head_rows, *compressed = work_->compressed;
+  float* q = work_->head_rows;            // [rows][heads][nope | rope]
+  float* compressed = work_->compressed;  // [rows][rank | rope], then [rows][q_rank]
   const bool compresses = op.q_a.weight != nullptr;
   const bool indexes = op.index_q.weight != nullptr;
   const ActivationRows x =
       norm_for(op.norm, {compresses ? &op.q_a : &op.q, &op.kv_a, indexes ? &op.index_k : &op.kv_a,
                          indexes ? &op.index_weights : &op.kv_a});
+  watch({compresses ? &op.q_a : &op.q, &op.kv_a, &op.index_k, &op.index_weights}, work_->normed, rows_,
+        spec_.hidden);
   if (indexes) index_keys(op, x);
   const GemmProduct kv{linear_of(op.kv_a), compressed, kv_dim};
   gemm(context(), {&kv, 1}, x, rows_);
@@ -298,6 +275,8 @@ void CpuExecutor::norm_latent_qkv(const NormLatentQkv& op) {
       std::copy_n(q + i * q_dim + s.nope, s.rope, work_->query + i * dim);
     }
   });
+  watch_heads(op.k_b, q, q_dim);
+  if (watcher_ != nullptr) watcher_->see_latent(*op.k_b.weight, s.rank, work_->key + s.rope, rows_, dim);
   gemm_heads(context(),
              {linear_of(op.k_b), q, heads * q_dim, q_dim, work_->query + s.rope, heads * dim, dim, rows_},
              work_->head_quantized);
@@ -308,10 +287,12 @@ void CpuExecutor::project_add(const Projection& op) {
   if (op.head_values.weight != nullptr) {
     const LatentShape& s = spec_.latent;
     const int64_t heads = spec_.heads, dim = spec_.head_dim, cols = heads * s.value;
+    watch_heads(op.head_values, work_->attention + s.rope, dim);
     gemm_heads(context(),
                {linear_of(op.head_values), work_->attention + s.rope, heads * dim, dim, work_->head_rows,
                 cols, s.value, rows_},
                work_->head_quantized);
+    watch({&op.linear}, work_->head_rows, rows_, cols);
     const ActivationFormats made = formats_for(kernels_, {linear_of(op.linear)}, rows_);
     return multiply_add(op.linear,
                         quantize_rows(context(), made, work_->head_rows, rows_, cols, work_->input), {},
@@ -333,7 +314,7 @@ void CpuExecutor::ffn_add(const Ffn& op) {
   const Linear& gate = op.gate.weight != nullptr ? op.gate : op.up;
   const ActivationRows x = norm_for(op.norm, {&gate, &op.up});
   const ActivationRows inner = inner_for(op.gate, op.up, op.down, op.activation, x);
-  const Updates updates = updates_of(op.down, 2, row_adapters_, work_->inner, op.up.weight->rows);
+  const Updates updates = updates_of(op.down, 2, row_adapters_, work_->inner, op.down.weight->cols);
   multiply_add(op.down, inner, updates, op.norm_after, op.scale);
 }
 
@@ -370,14 +351,7 @@ void CpuExecutor::norm_logits(const Logits& op) {
   low_rank_add(context(), updates_of(op.output, 0, logit_adapters_, work_->normed, spec_.hidden), vocab_part_,
                work_->logits, vocab_part_);
   if (op.scale == 1.0f && op.softcap == 0.0f) return;
-  constexpr int64_t kLogitsPerTask = 8192;
-  const int64_t all = std::ssize(rows) * vocab_part_;
-  pool_.parallel_for(tasks_for(all, kLogitsPerTask), 1, [&](int64_t begin, int64_t end, int) {
-    const int64_t first = begin * kLogitsPerTask, count = std::min(all, end * kLogitsPerTask) - first;
-    float* logits = work_->logits + first;
-    for (int64_t i = 0; i < count; ++i) logits[i] *= op.scale;
-    if (op.softcap > 0.0f) kernels_.softcap(logits, op.softcap, count, logits);
-  });
+  scale_softcap(context(), op.scale, op.softcap, std::ssize(rows) * vocab_part_, work_->logits);
 }
 
 std::span<const float> CpuExecutor::logits() {
@@ -422,310 +396,6 @@ void CpuExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to
   const float* from = over_ranks_ == nullptr ? work_->residual + row * int64_t{spec_.hidden}
                                              : over_ranks_->hidden(row, spec_.hidden);
   norm_one(kernels_, weights_of(norm), from, spec_.hidden, to.data());
-}
-
-// ---------------------------------------------------------------- attention
-
-// A block of a group lies as [layer][key, value][kv_head], of a latent cache as [layer][key, index key].
-PagedKv CpuExecutor::kv_of(int layer) const { return kv_at(spec_.layers[layer]); }
-
-PagedKv CpuExecutor::kv_at(ExecutorSpec::LayerPlace place) const {
-  const auto [group, index] = place;
-  PagedKv kv;
-  kv.type = spec_.kv_type;
-  kv.pool = kv_pools_[group].data();
-  kv.num_blocks = spec_.kv_groups[group].num_blocks;
-  kv.block_bytes = static_cast<int64_t>(spec_.kv_block_bytes(group));
-  const int64_t heads = spec_.kv_heads_of(group);
-  kv.head_bytes = kBlockTokens * static_cast<int64_t>(kv_head_bytes(spec_.kv_type, spec_.head_dim_of(group)));
-  kv.key_offset = index * static_cast<int64_t>(spec_.kv_layer_bytes(group));
-  kv.value_offset = kv.key_offset + (spec_.kv_parts() - 1) * heads * kv.head_bytes;
-  kv.tables = work_->tables[group];
-  kv.one_head = spec_.latent.rank > 0;
-  kv.absent_elsewhere = over_ranks_ != nullptr;
-  return kv;
-}
-
-// Cosines and sines of this step's positions; layers that share inv_freq share them.
-void CpuExecutor::prepare_rotation(const Rope& op) {
-  const auto half = static_cast<int64_t>(op.inv_freq.size());
-  MILLRACE_CHECK(2 * half <= spec_.head_dim);  // the largest
-  if (rotation_of_ == op.inv_freq.data() && rotation_magnitude_ == op.magnitude && rotation_size_ == half)
-    return;
-  const Rotary rotary{op.inv_freq, op.magnitude, op.interleaved};
-  if (batch_.rope_positions.empty()) {
-    rotary_angles(context(), rotary, work_->attention_plan.positions(), rows_, work_->cosines, work_->sines);
-  } else {
-    MILLRACE_CHECK(std::ssize(batch_.rope_positions) == 3 * rows_);
-    rotary_angles_on_axes(context(), rotary, op.axes, batch_.rope_positions.data(), rows_, work_->cosines,
-                          work_->sines);
-  }
-  rotation_of_ = op.inv_freq.data();
-  rotation_magnitude_ = op.magnitude;
-  rotation_size_ = half;
-}
-
-// By the position of each row of the step; nullptr where queries do not grow.
-const float* CpuExecutor::query_scales(const Rope::Growth& growth) {
-  if (growth.scale == 0.0f) return nullptr;
-  for (int64_t row = 0; row < rows_; ++row) {
-    const double position = work_->attention_plan.positions()[row] + growth.offset;
-    const double grown = 1.0 + growth.scale * std::log1p(std::floor(position / growth.every));
-    work_->query_scale[row] = static_cast<float>(grown);
-  }
-  return work_->query_scale;
-}
-
-void CpuExecutor::rope_append_kv(const Rope& op) {
-  if (part_ != nullptr && !part_->has_heads()) return;
-  prepare_rotation(op);
-  RopeAppendKv append;
-  append.rows = rows_;
-  append.heads = spec_.heads;
-  const int group = spec_.layers[static_cast<size_t>(op.layer)].group;
-  append.kv_heads = spec_.kv_heads_of(group);
-  append.head_dim = spec_.head_dim_of(group);
-  append.appends = op.appends;
-  append.positions = work_->attention_plan.positions();
-  append.sequence_of = work_->attention_plan.sequence_of();
-  append.cosines = work_->cosines;
-  append.sines = work_->sines;
-  append.half = rotation_size_;
-  append.interleaved = op.interleaved;
-  append.query_scale = query_scales(op.growth);
-  append.query = work_->query;
-  append.key = work_->key;
-  append.value = spec_.kv_parts() == 1 ? nullptr : work_->value;
-  append.query_blocks = spec_.kv_type == DType::kQ8_0 ? work_->input.blocks : nullptr;
-  append.kv = kv_of(op.layer);
-  cpu::rope_append_kv(context(), append);
-  if (spec_.latent.index_dim > 0) append_index_keys(op.layer);
-  const ExecutorSpec::LayerPlace place = spec_.layers[static_cast<size_t>(op.layer)];
-  if (work_->attention_plan.any_sparse() && has_summaries(place.group)) {
-    summarize_full_pages(context(), work_->attention_plan, append.kv, summaries_at(place));
-  }
-  if (over_ranks_ == nullptr) return;
-  over_ranks_->share_kv(pool_, place.group, append.kv, spec_.kv_heads, spec_.head_dim, work_->key,
-                        work_->value);
-}
-
-// ---------------------------------------------------------------- layers with a state
-
-void CpuExecutor::norm_mix(const NormMix& op) {
-  if (rows_ == 0) return;
-  const StateShape& s = spec_.state;
-  GemmProduct products[std::tuple_size_v<decltype(op.in)>];
-  size_t count = 0;
-  int64_t cols = 0;
-  for (const Linear& in : op.in) {
-    if (in.weight == nullptr) continue;
-    products[count++] = {linear_of(in), work_->projected + cols, 0};
-    cols += in.weight->rows;
-  }
-  const int64_t direct = cols;
-  for (const NormMix::Behind& b : op.behind) cols += b.by.weight == nullptr ? 0 : b.by.weight->rows;
-  MILLRACE_CHECK(count > 0 && cols <= s.projected);
-  for (size_t i = 0; i < count; ++i) products[i].stride = cols;
-  // Products that are not there are the first one again.
-  const auto in = [&](size_t i) { return op.in[i].weight != nullptr ? &op.in[i] : &op.in[0]; };
-  const ActivationRows x = norm_for(op.norm, {in(0), in(1), in(2), in(3), in(4), in(5)});
-  gemm(context(), {products, count}, x, rows_);
-  multiply_behind(op, direct, cols);
-  pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row) {
-      const float* from = work_->projected + row * cols;
-      float* to = work_->mix + row * s.mix_cols();
-      const auto place = [&](const HeadColumns& part, int64_t at) {
-        for (int32_t h = 0; h < part.heads; ++h) {
-          float* head = to + at + int64_t{h} * part.dim;
-          std::copy_n(from + part.at(h), part.dim, head);
-          for (int32_t i = 0; part.scale != 1.0f && i < part.dim; ++i) head[i] *= part.scale;
-        }
-      };
-      place(op.query, s.query_at());
-      place(op.key, s.key_at());
-      place(op.value, s.value_at());
-      place(op.gate, s.gate_at());
-      place(op.step, s.step_at());
-      place(op.beta, s.beta_at());
-      for (int32_t h = 0; h < op.value_by.heads; ++h) {
-        float* values = to + s.value_at() + int64_t{h} * op.value_by.dim;
-        kernels_.multiply(values, from + op.value_by.at(h), op.value_by.dim, values);
-      }
-    }
-  });
-}
-
-// Products of products' columns, into `projected` from column `to` on; rows are `cols` wide.
-void CpuExecutor::multiply_behind(const NormMix& op, int64_t to, int64_t cols) {
-  for (const NormMix::Behind& b : op.behind) {
-    if (b.by.weight == nullptr) continue;
-    const int64_t size = b.by.weight->cols;
-    MILLRACE_CHECK(size <= spec_.hidden);
-    for (int64_t row = 0; row < rows_; ++row)
-      std::copy_n(work_->projected + row * cols + b.first, size, work_->normed + row * size);
-    const ActivationFormats formats = formats_for(kernels_, {linear_of(b.by)}, rows_);
-    const ActivationRows x = quantize_rows(context(), formats, work_->normed, rows_, size, work_->input);
-    const GemmProduct product{linear_of(b.by), work_->projected + to, cols};
-    gemm(context(), {&product, 1}, x, rows_);
-    to += b.by.weight->rows;
-  }
-}
-
-void CpuExecutor::mix(const StateMix& op) {
-  if (rows_ == 0) return;
-  const auto [group, index] = spec_.state_place(op.layer);
-  const std::span<const AttentionSequence> sequences = work_->attention_plan.sequences();
-  state_mix(context(),
-            {spec_.state,
-             static_cast<StateMixRows::Kind>(op.kind),
-             work_->mix,
-             rows_,
-             sequences.data(),
-             std::ssize(sequences),
-             work_->tables[group],
-             reinterpret_cast<float*>(kv_pools_[group].data()),
-             static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float)),
-             index * StateBlock(spec_.state).floats,
-             values_of(op.conv),
-             values_of(op.conv_bias),
-             values_of(op.conv_keys),
-             values_of(op.conv_values),
-             op.conv_silu,
-             values_of(op.a),
-             values_of(op.step_bias),
-             values_of(op.d),
-             op.step_min,
-             op.step_max,
-             values_of(op.norm.weight),
-             op.norm.eps,
-             op.norm_size,
-             op.norm_before_gate,
-             op.gate_sigmoid,
-             work_->attention},
-            work_->state);
-}
-
-// ---------------------------------------------------------------- experts
-
-void CpuExecutor::route(const Route& op) {
-  MILLRACE_CHECK(op.router.weight->rows == spec_.experts && op.experts_per_token == spec_.experts_per_token);
-  if (rows_ == 0) return;
-  if (op.weighting == Route::Weighting::kSigmoid || op.weighting == Route::Weighting::kSigmoidRenormalized) {
-    const ActivationRows x = norm_for(op.norm, {&op.router});
-    const GemmProduct product{linear_of(op.router), work_->router_scores, spec_.experts};
-    gemm(context(), {&product, 1}, x, rows_);
-    route_sigmoid_rows(context(),
-                       {spec_.experts, spec_.experts_per_token, values_of(op.choice_bias), op.groups,
-                        op.groups_chosen, op.weighting == Route::Weighting::kSigmoidRenormalized,
-                        work_->router_scores, work_->chosen, work_->chosen_weight},
-                       rows_);
-    return scale_routing(op.scale);
-  }
-  const TopK top_k{spec_.experts,
-                   spec_.experts_per_token,
-                   softmax_over(op.weighting),
-                   work_->router_scores,
-                   work_->chosen,
-                   work_->chosen_weight,
-                   op.groups,
-                   op.groups_chosen};
-  if (op.score_scale != 1.0f) {
-    const ActivationRows x = norm_for(op.norm, {&op.router});
-    const GemmProduct product{linear_of(op.router), work_->router_scores, spec_.experts};
-    gemm(context(), {&product, 1}, x, rows_);
-    for (int64_t i = 0; i < rows_ * spec_.experts; ++i) work_->router_scores[i] *= op.score_scale;
-    route_top_k_rows(context(), top_k, rows_);
-  } else {
-    normed_formats_ = route_tokens(
-        context(), {norm_of(op.norm), linear_of(op.router), work_->router_scores, top_k, work_->input});
-  }
-  if (op.expert_scales != nullptr) {
-    const float* by = values_of(op.expert_scales);
-    for (int64_t i = 0; i < rows_ * spec_.experts_per_token; ++i)
-      work_->chosen_weight[i] *= by[work_->chosen[i]];
-  }
-  scale_routing(op.scale);
-}
-
-void CpuExecutor::scale_routing(float scale) {
-  if (scale == 1.0f) return;
-  for (int64_t i = 0; i < rows_ * spec_.experts_per_token; ++i) work_->chosen_weight[i] *= scale;
-}
-
-// residual += scale * sigmoid(mix n) * down(act(gate n) * (up n)): of n what route() left in `normed`.
-void CpuExecutor::shared_expert_add(const Experts& op) {
-  const Experts::Shared& shared = op.shared;
-  const Linear& gate = shared.gate.weight != nullptr ? shared.gate : shared.up;
-  ActivationFormats formats = formats_for(kernels_, {linear_of(gate), linear_of(shared.up)}, rows_);
-  if (shared.mix.weight != nullptr) formats |= formats_for(kernels_, {linear_of(shared.mix)}, rows_);
-  const ActivationRows x =
-      quantize_rows(context(), formats, work_->normed, rows_, spec_.hidden, work_->input);
-  normed_formats_ = {};  // what route() quantized may have been overwritten
-  const ActivationRows inner_rows = inner_for(shared.gate, shared.up, shared.down, op.activation, x);
-  const Updates updates = updates_of(shared.down, 2, row_adapters_, work_->inner, shared.up.weight->rows);
-  const int64_t first = first_column(), cols = shared.down.weight->rows;
-  if (cols == 0) return;
-  if (shared.mix.weight == nullptr && shared.scale == 1.0f) {
-    gemm_add(context(), {linear_of(shared.down), work_->residual + first, spec_.hidden}, inner_rows, rows_);
-    return low_rank_add(context(), updates, spec_.hidden, work_->residual, spec_.hidden);
-  }
-  // Behind the choice of experts their scores are of no use any more.
-  float *mix = work_->router_scores, *out = work_->expert_out + first;
-  const GemmProduct down{linear_of(shared.down), out, spec_.hidden};
-  if (shared.mix.weight != nullptr) {
-    const GemmProduct mixed{linear_of(shared.mix), mix, 1};
-    gemm(context(), {&mixed, 1}, x, rows_);
-  }
-  gemm(context(), {&down, 1}, inner_rows, rows_);
-  low_rank_add(context(), updates, spec_.hidden, out, spec_.hidden);
-  if (shared.mix.weight != nullptr) {
-    for (int64_t row = 0; row < rows_; ++row) mix[row] = -mix[row];
-    kernels_.exp(mix, rows_, mix);
-  } else {
-    std::fill_n(mix, rows_, 0.0f);
-  }
-  pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row) {
-      kernels_.scale_add(work_->residual + row * spec_.hidden + first, 1.0f, out + row * spec_.hidden,
-                         shared.scale / (1.0f + mix[row]), cols);
-    }
-  });
-}
-
-void CpuExecutor::experts_add(const Experts& op) {
-  if (rows_ == 0) return;
-  if (op.norm.present()) return normed_experts_add(op);
-  if (op.shared.up.weight != nullptr) shared_expert_add(op);
-  if (op.up.weight == nullptr) return;  // another device has them
-  run_experts(op, work_->residual);
-  share_columns(work_->residual);
-}
-
-// to[rows][hidden] += what the chosen experts make of `normed`.
-void CpuExecutor::run_experts(const Experts& op, float* to) {
-  MoeWorkspace moe{work_->expert_order,    work_->input,      work_->inner,
-                   work_->inner_quantized, work_->expert_out, work_->row_scale};
-  GateUp gate_up = gate_up_of(op.gate, op.up, op.activation);
-  gate_up.alpha = op.alpha;
-  gate_up.limit = op.limit;
-  if (part_ != nullptr && part_->whole_experts()) return whole_experts_add(op, gate_up, moe, to);
-  InnerExchange exchange;
-  if (part_ != nullptr) {
-    exchange = {part_->inner(), [&](int64_t rows) {
-                  part_->gather_rows(pool_, part_->inner(), op.up.weight->rows, work_->inner,
-                                     op.down.weight->cols, rows);
-                }};
-  }
-  const std::optional<ExpertUpdates> updates = expert_updates_of(op);
-  moe_experts(
-      context(),
-      {gate_up, linear_of(op.down), spec_.experts_per_token, work_->chosen, work_->chosen_weight,
-       work_->normed, normed_formats_, to + first_column(), rows_, op.weigh_input, spec_.hidden,
-       part_ == nullptr ? nullptr : &exchange, watcher_ != nullptr, false, updates ? &*updates : nullptr},
-      moe);
-  if (watcher_ != nullptr) watch_experts(op);
-  normed_formats_ = {};  // tiles of sorted rows may have taken their memory
 }
 
 // ---------------------------------------------------------------- slots and blocks

@@ -95,7 +95,7 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   ActivationRows inner_for(const Linear& gate, const Linear& up, const Linear& down, Activation activation,
                            const ActivationRows& x);
   int64_t first_column() const { return part_ == nullptr ? 0 : part_->first_row(spec_.hidden); }
-  void share_columns(float* values);
+  void gather_columns(float* values);
   void norm_heads(const Norm& op, int64_t heads, int64_t dim, bool whole, float* values);
   void multiply(const Linear& weights, const float* x, int64_t cols, float* y);
   std::span<const int32_t> greedy_of_parts();
@@ -105,6 +105,7 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   void multiply_add(const Linear& weights, const ActivationRows& x, Updates updates, const Norm& norm_after,
                     float scale);
   void watch(std::initializer_list<const Linear*> products, const float* x, int64_t rows, int64_t stride);
+  void watch_heads(const Linear& op, const float* x, int64_t head_stride);
   void watch_experts(const Experts& op);
   std::optional<ExpertUpdates> expert_updates_of(const Experts& op);
   void note_adapters(const Batch& batch);
@@ -116,11 +117,9 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   void run_experts(const Experts& op, float* to);
   void whole_experts_add(const Experts& op, const GateUp& gate_up, MoeWorkspace& moe, float* to);
   void scale_routing(float scale);
-  void split_gates();
   void multiply_behind(const NormMix& op, int64_t to, int64_t cols);
   ShiftedRows shifted_rows(int layer) const;
   void norm_shifted(const Norm& norm, const ShiftedRows& rows, ShiftPlace place);
-  void gate_attention();
   const float* query_scales(const Rope::Growth& growth);
   PagedKv kv_of(int layer) const;
   PagedKv kv_at(ExecutorSpec::LayerPlace place) const;

@@ -8,6 +8,8 @@
 #include "base/check.h"
 #include "kernels/cpu/attention/indexed_attention.h"
 #include "kernels/cpu/attention/paged_attention.h"
+#include "kernels/cpu/attention/query_gates.h"
+#include "kernels/cpu/attention/rope_append_kv.h"
 #include "kernels/cpu/attention/rotary.h"
 #include "kernels/cpu/attention/sparse_attention.h"
 #include "kernels/cpu/matmul/gemm.h"
@@ -19,6 +21,90 @@ namespace {
 constexpr int64_t kIndexRowsPerTask = 4;
 
 }  // namespace
+
+// ---------------------------------------------------------------- keys and values of a step
+
+// A block of a group lies as [layer][key, value][kv_head], of a latent cache as [layer][key, index key].
+PagedKv CpuExecutor::kv_of(int layer) const { return kv_at(spec_.layers[layer]); }
+
+PagedKv CpuExecutor::kv_at(ExecutorSpec::LayerPlace place) const {
+  const auto [group, index] = place;
+  PagedKv kv;
+  kv.type = spec_.kv_type;
+  kv.pool = kv_pools_[group].data();
+  kv.num_blocks = spec_.kv_groups[group].num_blocks;
+  kv.block_bytes = static_cast<int64_t>(spec_.kv_block_bytes(group));
+  const int64_t heads = spec_.kv_heads_of(group);
+  kv.head_bytes = kBlockTokens * static_cast<int64_t>(kv_head_bytes(spec_.kv_type, spec_.head_dim_of(group)));
+  kv.key_offset = index * static_cast<int64_t>(spec_.kv_layer_bytes(group));
+  kv.value_offset = kv.key_offset + (spec_.kv_parts() - 1) * heads * kv.head_bytes;
+  kv.tables = work_->tables[group];
+  kv.one_head = spec_.latent.rank > 0;
+  kv.absent_elsewhere = over_ranks_ != nullptr;
+  return kv;
+}
+
+// Cosines and sines of this step's positions; layers that share inv_freq share them.
+void CpuExecutor::prepare_rotation(const Rope& op) {
+  const auto half = static_cast<int64_t>(op.inv_freq.size());
+  MILLRACE_CHECK(2 * half <= spec_.head_dim);  // the largest
+  if (rotation_of_ == op.inv_freq.data() && rotation_magnitude_ == op.magnitude && rotation_size_ == half)
+    return;
+  const Rotary rotary{op.inv_freq, op.magnitude, op.interleaved};
+  if (batch_.rope_positions.empty()) {
+    rotary_angles(context(), rotary, work_->attention_plan.positions(), rows_, work_->cosines, work_->sines);
+  } else {
+    MILLRACE_CHECK(std::ssize(batch_.rope_positions) == 3 * rows_);
+    rotary_angles_on_axes(context(), rotary, op.axes, batch_.rope_positions.data(), rows_, work_->cosines,
+                          work_->sines);
+  }
+  rotation_of_ = op.inv_freq.data();
+  rotation_magnitude_ = op.magnitude;
+  rotation_size_ = half;
+}
+
+// By the position of each row of the step; nullptr where queries do not grow.
+const float* CpuExecutor::query_scales(const Rope::Growth& growth) {
+  if (growth.scale == 0.0f) return nullptr;
+  query_growth({growth.scale, growth.every, growth.offset}, work_->attention_plan.positions(), rows_,
+               work_->query_scale);
+  return work_->query_scale;
+}
+
+void CpuExecutor::rope_append_kv(const Rope& op) {
+  if (part_ != nullptr && !part_->has_heads()) return;
+  prepare_rotation(op);
+  RopeAppendKv append;
+  append.rows = rows_;
+  append.heads = spec_.heads;
+  const int group = spec_.layers[static_cast<size_t>(op.layer)].group;
+  append.kv_heads = spec_.kv_heads_of(group);
+  append.head_dim = spec_.head_dim_of(group);
+  append.appends = op.appends;
+  append.positions = work_->attention_plan.positions();
+  append.sequence_of = work_->attention_plan.sequence_of();
+  append.cosines = work_->cosines;
+  append.sines = work_->sines;
+  append.half = rotation_size_;
+  append.interleaved = op.interleaved;
+  append.query_scale = query_scales(op.growth);
+  append.query = work_->query;
+  append.key = work_->key;
+  append.value = spec_.kv_parts() == 1 ? nullptr : work_->value;
+  append.query_blocks = spec_.kv_type == DType::kQ8_0 ? work_->input.blocks : nullptr;
+  append.kv = kv_of(op.layer);
+  cpu::rope_append_kv(context(), append);
+  if (spec_.latent.index_dim > 0) append_index_keys(op.layer);
+  const ExecutorSpec::LayerPlace place = spec_.layers[static_cast<size_t>(op.layer)];
+  if (work_->attention_plan.any_sparse() && has_summaries(place.group)) {
+    summarize_full_pages(context(), work_->attention_plan, append.kv, summaries_at(place));
+  }
+  if (over_ranks_ == nullptr) return;
+  over_ranks_->send_kv(pool_, place.group, append.kv, spec_.kv_heads, spec_.head_dim, work_->key,
+                       work_->value);
+}
+
+// ---------------------------------------------------------------- what rows attend to
 
 PageSummaries CpuExecutor::summaries_at(ExecutorSpec::LayerPlace place) const {
   PageSummaries summaries;
@@ -74,18 +160,10 @@ void CpuExecutor::index_keys(const NormLatentQkv& op, const ActivationRows& x) {
 
 // Rotated by the angles of the layer's own queries and keys, and the keys into the cache.
 void CpuExecutor::append_index_keys(int layer) {
-  const PagedKv kv = index_keys_of(layer);
-  const int64_t dim = spec_.latent.index_dim, queries = spec_.latent.index_heads * dim;
-  const AttentionPlan& plan = work_->attention_plan;
-  pool_.parallel_for(rows_, kIndexRowsPerTask, [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row) {
-      const float *c = work_->cosines + row * rotation_size_, *s = work_->sines + row * rotation_size_;
-      float *query = work_->index_query + row * queries, *key = work_->index_key + row * dim;
-      for (int64_t at = 0; at < queries; at += dim) rotate(query + at, c, s, rotation_size_, false);
-      rotate(key, c, s, rotation_size_, false);
-      store_kv(kv, plan.sequence_of()[row], plan.positions()[row], 0, dim, key, nullptr);
-    }
-  });
+  cpu::append_index_keys(
+      context(), work_->attention_plan,
+      {index_keys_of(layer), rows_, spec_.latent.index_heads, spec_.latent.index_dim, rotation_size_,
+       work_->cosines, work_->sines, work_->index_query, work_->index_key});
 }
 
 void CpuExecutor::attend_pages(const Attend& op) {
@@ -139,7 +217,10 @@ void CpuExecutor::attend(const Attend& op) {
     } else {
       attend_pages(op);
     }
-    if (op.gated) gate_attention();
+    // All rows: what is left out behind costs little here.
+    if (op.gated) {
+      gate_attention(context(), rows_, work_->query_cols, work_->attention_gate, work_->attention);
+    }
   }
   if (leaves_out) keep_logit_rows(int64_t{spec_.heads} * spec_.head_dim_of(group));
 }

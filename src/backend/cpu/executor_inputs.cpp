@@ -1,7 +1,10 @@
 // What an executor does with the inputs of its products besides: what adapters add, and what calibration
 // watches.
+#include <algorithm>
+
 #include "backend/cpu/cpu_executor.h"
 #include "base/check.h"
+#include "kernels/cpu/elementwise/scale.h"
 
 namespace millrace::cpu {
 
@@ -79,12 +82,20 @@ std::optional<ExpertUpdates> CpuExecutor::expert_updates_of(const Experts& op) {
 void CpuExecutor::watch(std::initializer_list<const Linear*> products, const float* x, int64_t rows,
                         int64_t stride) {
   if (watcher_ == nullptr) return;
-  const Weight* weights[3];
+  const Weight* weights[std::tuple_size_v<decltype(NormMix::in)>];  // none has more
   size_t count = 0;
   for (const Linear* product : products) {
     if (product->weight != nullptr) weights[count++] = product->weight;
   }
   watcher_->see({weights, count}, 0, x, rows, stride);
+}
+
+// Of latent attention: each head's part of a row with its own matrix. x: [rows][heads * head_stride]
+void CpuExecutor::watch_heads(const Linear& op, const float* x, int64_t head_stride) {
+  if (watcher_ == nullptr) return;
+  for (int64_t head = 0; head < spec_.heads; ++head) {
+    watcher_->see({&op.weight, 1}, head, x + head * head_stride, rows_, spec_.heads * head_stride);
+  }
 }
 
 // Behind moe_experts: which rows went to whom, and what `down` was multiplied with.
@@ -97,7 +108,8 @@ void CpuExecutor::watch_experts(const Experts& op) {
   for (int64_t i = 0; i < rows_ * k; ++i) {
     const float* x = work_->normed + i / k * spec_.hidden;
     const float by = op.weigh_input ? work_->chosen_weight[i] : 1.0f;
-    for (int64_t c = 0; c < spec_.hidden; ++c) weighed[static_cast<size_t>(c)] = x[c] * by;
+    std::copy_n(x, spec_.hidden, weighed.data());
+    scale_values(by, spec_.hidden, weighed.data());
     watcher_->see(both, work_->chosen[i], weighed.data(), 1, spec_.hidden);
     const Weight* const down[] = {op.down.weight};
     watcher_->see(down, work_->chosen[i], work_->inner + order.sorted_row[i] * inner, 1, inner);

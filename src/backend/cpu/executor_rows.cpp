@@ -4,6 +4,7 @@
 
 #include "backend/cpu/cpu_executor.h"
 #include "base/check.h"
+#include "kernels/cpu/elementwise/scale.h"
 
 namespace millrace::cpu {
 namespace {
@@ -48,7 +49,7 @@ void CpuExecutor::set_residual(std::span<const float> rows) {
 void CpuExecutor::add_residual(std::span<const float> rows) {
   MILLRACE_CHECK(std::ssize(rows) == rows_ * spec_.hidden);
   in_pieces(pool_, rows.size(), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) work_->residual[i] += rows[static_cast<size_t>(i)];
+    add_values(rows.data() + begin, end - begin, work_->residual + begin);
   });
 }
 

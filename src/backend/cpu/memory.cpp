@@ -1,10 +1,13 @@
 #include "backend/cpu/memory.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
+#include <string>
 
 #include "base/buffer_pool.h"
 #include "base/error.h"
@@ -27,6 +30,25 @@ Pages::~Pages() {
   if (data_ != nullptr) munmap(data_, bytes_);
 }
 
+CopyMemory::Piece CopyMemory::take(size_t bytes) {
+  constexpr size_t kLine = 64, kReserved = size_t{64} << 20;  // pages cost nothing until they are touched
+  const size_t rounded = (bytes + kLine - 1) / kLine * kLine;
+  if (pages_ == nullptr || bytes_ - used_ < rounded) {
+    bytes_ = std::max(rounded, std::min(kReserved, most_));
+    pages_ = std::make_shared<Pages>(bytes_, "copies of weights");
+    used_ = 0;
+  }
+  uint8_t* const data = pages_->data() + used_;
+  used_ += rounded;
+  return {pages_, data};
+}
+
+bool has_huge_pages() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string modes;
+  return std::getline(file, modes) && modes.find("[never]") == std::string::npos;
+}
+
 // At least more than the largest class, so that it begins a page.
 StepMemory::StepMemory(size_t bytes, const char* what) : bytes_(std::max(bytes, size_t{32} << 10)) {
   try {
@@ -42,6 +64,15 @@ size_t usable_memory() {
   struct sysinfo memory {};
   const size_t machine = sysinfo(&memory) == 0 ? static_cast<size_t>(memory.totalram) * memory.mem_unit : 0;
   return std::min(machine, cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup"));
+}
+
+size_t private_memory() {
+  size_t bytes = usable_memory();
+  for (const auto resource : {RLIMIT_DATA, RLIMIT_AS}) {
+    rlimit limit{};
+    if (getrlimit(resource, &limit) == 0) bytes = std::min(bytes, static_cast<size_t>(limit.rlim_cur));
+  }
+  return bytes;
 }
 
 ReadAhead::ReadAhead() : left_(usable_memory() / 10 * 8) {}
@@ -66,13 +97,10 @@ void ReadAhead::read_by_node(const uint8_t* data, int64_t matrices, int64_t rows
   });
 }
 
-void ReadAhead::read(const void* data, size_t bytes) {
+void ReadAhead::read(const void* data, size_t bytes, bool enter) {
   if (data == nullptr || bytes == 0 || !claim(bytes)) return;
-  // Whole pages around the tensor. A wish: memory that is no file says EINVAL or does nothing.
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t first = reinterpret_cast<uintptr_t>(data) / page * page;
-  const uintptr_t last = reinterpret_cast<uintptr_t>(data) + bytes;
-  (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_WILLNEED);
+  start_reading(static_cast<const std::byte*>(data), bytes);
+  if (enter) warmer_.add(static_cast<const std::byte*>(data), bytes);
 }
 
 }  // namespace millrace::cpu

@@ -46,6 +46,7 @@ void RankPart::gather(ThreadPool& pool, const float* mine, int64_t stride, float
     bytes_[r] = static_cast<size_t>((bounds[r + 1] - bounds[r]) * rows) * sizeof(float);
   }
   const std::span<float> all(exchanged_.data(), static_cast<size_t>(rows * bounds.back()));
+  pool.stay_awake();
   group_.all_gather(std::as_bytes(std::span(own, static_cast<size_t>(rows * cols))),
                     std::as_writable_bytes(all), bytes_);
   unpack(pool, whole, bounds, rows);
@@ -108,6 +109,7 @@ void RankPart::add_experts(const Context& ctx, const WeighOutputs& made, int64_t
     arrives += pairs_of_[r] * own;
   }
   MILLRACE_CHECK(static_cast<size_t>(arrives) <= exchanged_.size());
+  ctx.pool.stay_awake();
   group_.all_to_all(
       std::as_bytes(std::span(inner_.data(), static_cast<size_t>(sent * made.cols))), out_bytes_,
       std::as_writable_bytes(std::span(exchanged_.data(), static_cast<size_t>(arrives))), bytes_);

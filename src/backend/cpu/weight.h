@@ -1,5 +1,5 @@
-// A weight as the cpu backend holds it: matrices where they lie in the file, or with four rows interleaved
-// where the table has kernels for that; vectors as float32.
+// A weight as the cpu backend holds it: matrices where they lie in the file, with four rows interleaved where
+// the table has kernels for that, or copied into huge pages; vectors as float32.
 #pragma once
 
 #include <memory>
@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/memory.h"
+#include "kernels/cpu/matmul/gate_up.h"
 #include "kernels/cpu/matmul/weight_matrix.h"
 #include "kernels/cpu/norm/norm.h"
 
@@ -16,6 +17,7 @@ struct CpuWeight final : Weight {
   WeightMatrix matrix;
   std::vector<float> values;           // of a vector
   std::unique_ptr<Pages> interleaved;  // what `matrix` points to, if its rows were interleaved
+  std::shared_ptr<Pages> copy;         // or if they were copied
 };
 
 inline const CpuWeight& own(const Weight& weight) { return static_cast<const CpuWeight&>(weight); }
@@ -23,12 +25,22 @@ inline const float* values_of(const Weight* vector) {
   return vector == nullptr ? nullptr : own(*vector).values.data();
 }
 inline LinearWeights linear_of(const Linear& op) { return {&own(*op.weight).matrix, values_of(op.bias)}; }
+// Without a gate, `up` is in its place.
+inline GateUp gate_up_of(const Linear& gate, const Linear& up, Activation activation) {
+  if (gate.weight == nullptr) return {linear_of(up), {}, activation};
+  return {linear_of(gate), linear_of(up), activation};
+}
 
 NormWeights weights_of(const Norm& op);
 
-// Bytes beyond the mapping: of a vector, or of a matrix that is interleaved if it takes at most max_bytes.
-size_t held_bytes(const TensorView& view, WeightUse use, const KernelTable& kernels, size_t max_bytes);
-WeightPtr load(const TensorView& view, WeightUse use, const KernelTable& kernels, size_t max_bytes,
-               ThreadPool& pool);
+// Bytes that copies of matrices may take: interleaved ones, and others.
+struct CopyLimits {
+  size_t interleaved = 0, plain = 0;
+};
+// Bytes beyond the mapping: of a vector, or of a matrix that is interleaved or copied.
+size_t held_bytes(const TensorView& view, WeightUse use, const KernelTable& kernels,
+                  const CopyLimits& limits);
+WeightPtr load(const TensorView& view, WeightUse use, const KernelTable& kernels, const CopyLimits& limits,
+               ThreadPool& pool, CopyMemory& memory);
 
 }  // namespace millrace::cpu

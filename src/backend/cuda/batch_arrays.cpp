@@ -99,7 +99,7 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
 
   size_ = tables();
   for (int g = 0; g < num_groups_; ++g) {
-    for (Sequence& s : sequences_) {
+    for (SlicedSequence& s : sequences_) {
       const KvGroupSpec& group = spec.kv_groups[g];
       s.first_held[g] = group.state ? first_held_state(*s.slice, g, group.num_blocks)
                                     : first_held_block(*s.slice, g, group.num_blocks);
@@ -126,7 +126,7 @@ void BatchArrays::find_sparse_rows() {
       to.push_back({first, count});
     }
   };
-  for (const Sequence& sequence : sequences_) {
+  for (const SlicedSequence& sequence : sequences_) {
     const SequenceSlice& s = *sequence.slice;
     const int32_t dense = dense_tokens(s, index_top_);
     if (dense > 0) last_read_ = std::max(last_read_, s.context_len + dense - 1);
@@ -200,7 +200,7 @@ void BatchArrays::fill(int32_t* out) const {
 }
 
 bool BatchArrays::holds_window(int group, int32_t window) const {
-  for (const Sequence& s : sequences_) {
+  for (const SlicedSequence& s : sequences_) {
     const int32_t first_seen = window > 0 ? std::max(0, s.slice->context_len - window + 1) : 0;
     if (s.first_held[group] > first_seen / kBlockTokens) return false;
   }

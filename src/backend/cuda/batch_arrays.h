@@ -74,7 +74,7 @@ class BatchArrays {
   int32_t last_position() const { return last_position_; }  // the largest; -1 in an empty batch
 
  private:
-  struct Sequence {
+  struct SlicedSequence {
     const SequenceSlice* slice;
     std::array<int32_t, kMaxKvGroups> first_held;  // from this logical block on the table has no gap
   };
@@ -85,7 +85,7 @@ class BatchArrays {
   void find_sparse_rows();
 
   Batch batch_;
-  std::vector<Sequence> sequences_;  // those with tokens
+  std::vector<SlicedSequence> sequences_;  // those with tokens
   std::vector<Chunk> chunks_, dense_chunks_;
   std::vector<RowRange> both_ways_, sparse_rows_, dense_rows_;
   size_t max_rows_ = 0, max_logit_rows_ = 0, size_ = 0, chunks_at_ = 0, lengths_at_ = 0;

@@ -13,8 +13,10 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/gemm/product_rate.h"
 #include "kernels/cuda/linear/state_scan.h"
 #include "kernels/cuda/read_bandwidth.h"
+#include "kernels/quant/fp8_patches.h"
 
 namespace millrace {
 namespace {
@@ -43,7 +45,14 @@ class CudaBackend final : public Backend {
                     static_cast<size_t>(sharers(options, gpu))),
         pool_(options.threads),
         uploader_(device_),
-        energy_(device_.ordinal()) {}
+        energy_(device_.ordinal()),
+        fp8_prompts_(options.fp8_prompts) {
+    if (!fp8_prompts_ || device_.has_wgmma()) return;
+    throw_error(
+        ErrorCode::kUnsupported,
+        "compute: found fp8 on device cuda, {}, {}, expected full, or a GPU with Hopper's tensor cores",
+        device_.info().name, device_.info().architecture);
+  }
 
   std::string_view name() const override { return "cuda"; }
   std::string description() const override {
@@ -63,13 +72,11 @@ class CudaBackend final : public Backend {
   bool gives_hidden_states() const override { return true; }
   OpFeatures lacks() const override {
     OpFeatures missing;
-    missing.add(OpFeature::kExpertAdapters);
-    // It runs, but has not been right with heads as large as the published model's.
-    missing.add(OpFeature::kIndexer);
     // Over heads that other ranks have; what ranks do not share out.
     missing.add(OpFeature::kNormWhole, group_ != nullptr && !shares_->whole_attention());
     for (const OpFeature feature : {OpFeature::kHeadSizes, OpFeature::kSharedKeys, OpFeature::kLayerInputs,
-                                    OpFeature::kExpertNorms, OpFeature::kSparse}) {
+                                    OpFeature::kExpertNorms, OpFeature::kSparse, OpFeature::kIndexer,
+                                    OpFeature::kAdapters, OpFeature::kExpertAdapters, OpFeature::kImages}) {
       missing.add(feature, shares_ != nullptr);
     }
     return missing;
@@ -78,6 +85,13 @@ class CudaBackend final : public Backend {
     device_.use();
     const cuda::Stream stream;
     return cuda::measure_read_bandwidth({device_, stream.get()});
+  }
+  std::optional<double> measure_products() override {
+    if (!device_.has_wgmma()) return std::nullopt;
+    device_.use();
+    const cuda::Stream stream;
+    return cuda::measure_product_rate(fp8_prompts_ ? cuda::DenseType::kE4m3 : cuda::DenseType::kBf16,
+                                      {device_, stream.get()});
   }
   std::optional<DeviceEnergy> energy() const override {
     const std::optional<double> joules = energy_.joules();
@@ -92,10 +106,18 @@ class CudaBackend final : public Backend {
     return cuda::device_weight_bytes(view, use);
   }
   size_t dequantized_bytes(const TensorView& view) const override {
-    return cuda::device_dequantized_bytes(view, device_);
+    return multiplies_fp8(view) ? 0 : cuda::device_dequantized_bytes(view, device_);
+  }
+  bool multiplies_fp8(const TensorView& view) const override {
+    return fp8_prompts_ && quant::fits_fp8_patches(view);
   }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {
-    return uploader_.upload(view, use);
+    if (use != WeightUse::kFp8) return uploader_.upload(view, use);
+    quant::Fp8Patches fp8 = quant::shaped_fp8_patches(view);
+    parallel(fp8.patch_rows(), [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; ++p) quant::fill_fp8_patches(view, p, fp8);
+    });
+    return uploader_.upload(view, use, &fp8);
   }
 
   // kernels/cuda/attention/kv_fp8.cuh
@@ -136,13 +158,14 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  bool shares_rows() const { return shares_ != nullptr && shares_->stages() == 1; }
+  bool shares_rows() const { return shares_ != nullptr && (shares_->stages() == 1 || shares_->ranks() > 1); }
   std::string ranks_text() const {
+    std::string text;
     if (group_ != nullptr) {
-      return fmt::format(", rank {} of {} over {}", group_->rank(), group_->size(), group_->name());
+      text = fmt::format(", rank {} of {} over {}", group_->rank(), group_->size(), group_->name());
     }
-    if (shares_ == nullptr || shares_->stages() == 1) return "";
-    return fmt::format(", stage {} of {}", shares_->stage(), shares_->stages());
+    if (shares_ == nullptr || shares_->stages() == 1) return text;
+    return fmt::format("{}, stage {} of {}", text, shares_->stage(), shares_->stages());
   }
 
   cuda::Device device_;              // first: everything else is made on it
@@ -152,6 +175,7 @@ class CudaBackend final : public Backend {
   ThreadPool pool_;
   cuda::WeightUploader uploader_;
   cuda::GpuEnergy energy_;
+  const bool fp8_prompts_;
 };
 
 std::vector<DeviceLinkSpeed> CudaBackend::measure_device_links() {

@@ -45,6 +45,27 @@ class TimingEvent {
   cudaEvent_t event_ = nullptr;
 };
 
+// StepPlan::runs of a batch.
+void find_runs(const Batch& batch, std::vector<StepPlan::Run>& runs) {
+  runs.clear();
+  bool any = false;
+  const auto add = [&](int64_t first, int64_t count, bool fp8) {
+    if (count <= 0) return;
+    any = any || fp8;
+    if (!runs.empty() && runs.back().fp8 == fp8) {
+      runs.back().count += count;
+    } else {
+      runs.push_back({first, count, fp8});
+    }
+  };
+  for (const SequenceSlice& s : batch.sequences) {
+    const int32_t prompt = std::clamp(s.fp8_until - s.context_len, 0, s.num_tokens);
+    add(s.first_row, prompt, true);
+    add(s.first_row + prompt, s.num_tokens - prompt, false);
+  }
+  if (!any) runs.clear();
+}
+
 // In the order of StepOp's alternatives.
 Operation operation_of(const StepOp& op) {
   constexpr Operation kOperations[] = {
@@ -222,6 +243,7 @@ void CudaExecutor::begin(const Batch& batch) {
   plan_.last_position = batch_->last_position();
   plan_.sparse = batch_->sparse();
   plan_.last_read = batch_->last_read();
+  find_runs(batch, plan_.runs);
   plan_.adapters = batch_->adapted() ? batch.adapters : nullptr;
   // Steps that decode all look: one graph serves those that were launched ahead and those that were not.
   plan_.takes_sampled = !batch.sampled_rows.empty() || plan_.single_tokens;

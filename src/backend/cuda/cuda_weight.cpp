@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "base/check.h"
@@ -94,11 +96,12 @@ size_t packed_bytes(const TensorView& view) {
 size_t device_weight_bytes(const TensorView& view, WeightUse use) {
   check_type(view);  // before anything is loaded
   if (use == WeightUse::kVector) return static_cast<size_t>(view.elements()) * sizeof(float);
-  const size_t floats =
-      keeps_floats(view, use) ? static_cast<size_t>(view.elements()) * sizeof(float) : size_t{0};
-  if (packed_format(view.type, view.cols()) != PackedFormat::kNone) return packed_bytes(view) + floats;
+  const size_t besides =
+      (keeps_floats(view, use) ? static_cast<size_t>(view.elements()) * sizeof(float) : size_t{0}) +
+      (use == WeightUse::kFp8 ? quant::fp8_patches_bytes(view) : size_t{0});
+  if (packed_format(view.type, view.cols()) != PackedFormat::kNone) return packed_bytes(view) + besides;
   const ScaleShape scales = has_scale_grid(view.type) ? scale_shape(view) : ScaleShape{};
-  return view.bytes() + static_cast<size_t>(scales.rows) * scales.row_bytes + floats;
+  return view.bytes() + static_cast<size_t>(scales.rows) * scales.row_bytes + besides;
 }
 
 size_t device_dequantized_bytes(const TensorView& view, const Device& device) {
@@ -109,7 +112,7 @@ size_t device_dequantized_bytes(const TensorView& view, const Device& device) {
 WeightUploader::WeightUploader(const Device& device)
     : device_(device), staging_(2 * kHalfBytes, "the upload buffer") {}
 
-WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use) {
+WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use, const quant::Fp8Patches* fp8) {
   check_view(view);
   device_.use();
   auto weight = std::make_unique<CudaWeight>();
@@ -126,6 +129,10 @@ WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use) {
   }
   if (keeps_floats(view, use)) weight->floats = upload_floats(view);
   if (use == WeightUse::kDequantized) dequantize(view, *weight);
+  if (fp8 != nullptr) {
+    weight->fp8_codes = upload_bytes(std::as_bytes(std::span(fp8->codes)), view.name);
+    weight->fp8_scales = upload_bytes(std::as_bytes(std::span(fp8->scales)), view.name);
+  }
   stream_.synchronize();
   weight->copied = true;
   return weight;
@@ -252,10 +259,12 @@ void WeightUploader::upload_scales(const TensorView& view, CudaWeight& weight) {
 DeviceBuffer WeightUploader::upload_floats(const TensorView& view) {
   std::vector<float> values(static_cast<size_t>(view.elements()));
   for (int64_t r = 0; r < view.rows(); ++r) quant::dequantize_row(view, r, values.data() + r * view.cols());
-  const size_t bytes = values.size() * sizeof(float);
-  DeviceBuffer buffer(bytes, view.name.c_str());
-  const auto* source = reinterpret_cast<const std::byte*>(values.data());
-  copy_rows(source, 1, bytes, static_cast<int64_t>(bytes), buffer.as<void>());
+  return upload_bytes(std::as_bytes(std::span(values)), view.name);
+}
+
+DeviceBuffer WeightUploader::upload_bytes(std::span<const std::byte> bytes, const std::string& name) {
+  DeviceBuffer buffer(bytes.size(), name.c_str());
+  copy_rows(bytes.data(), 1, bytes.size(), static_cast<int64_t>(bytes.size()), buffer.as<void>());
   return buffer;
 }
 

@@ -7,6 +7,7 @@
 #include "backend/backend.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/quant/packed_tiles.h"
+#include "kernels/quant/fp8_patches.h"
 
 namespace millrace::cuda {
 
@@ -17,8 +18,9 @@ struct CudaWeight final : Weight {
   DeviceBuffer floats;       // 16-bit matrices of few rows, as float32 too: the router's kernels read those
   DeviceBuffer dequantized;  // 8-bit matrices that prompts multiply, where there is memory: bf16
                              // (quant/packed_tiles.h)
-  DeviceMatrix matrix;       // matrices: the shape and type; in the file's encoding points into the two above
-  PackedMatrix packed;       // matrices in tiles; format kNone else
+  DeviceBuffer fp8_codes, fp8_scales;  // of a kFp8 (kernels/quant/fp8_patches.h)
+  DeviceMatrix matrix;  // matrices: the shape and type; in the file's encoding points into the two above
+  PackedMatrix packed;  // matrices in tiles; format kNone else
 
   const float* vector() const { return values.as<const float>(); }
   // A matrix's rows as float32, or null.
@@ -42,7 +44,8 @@ class WeightUploader {
   explicit WeightUploader(const Device& device);  // which must outlive it
   // Returns when the weight is on the device. Throws Error{kUnsupported} for a type that is no weight's,
   // Error {kBadInput} for a row that is not whole blocks, Error{kNoMemory}; each names the tensor.
-  WeightPtr upload(const TensorView& view, WeightUse use);
+  // fp8: of a kFp8, its codes.
+  WeightPtr upload(const TensorView& view, WeightUse use, const quant::Fp8Patches* fp8 = nullptr);
 
  private:
   // `rows` rows of row_bytes, `stride` bytes apart at `source`, packed to `target` on the device.
@@ -58,6 +61,7 @@ class WeightUploader {
   // That of an IQ type on the device, uploaded at its first weight; null for a type without.
   const int8_t* codebook(DType type);
   DeviceBuffer upload_floats(const TensorView& view);
+  DeviceBuffer upload_bytes(std::span<const std::byte> bytes, const std::string& name);
 
   const Device& device_;
   Stream stream_;

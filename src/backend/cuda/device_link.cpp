@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/cuda/nccl_link.h"
 #include "base/check.h"
 #include "base/error.h"
 

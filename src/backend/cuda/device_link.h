@@ -37,15 +37,6 @@ LinkKind wanted_link();
 std::unique_ptr<DeviceLink> make_device_link(dist::Communicator& group, const Device& device, int64_t most,
                                              LinkKind kind);
 
-// "2.28.3" of the NCCL that is found here, or why there is none.
-struct NcclFound {
-  std::string version;  // empty: there is none
-  std::string fault;
-};
-NcclFound find_nccl();
-// Collective; of ranks with a GPU each. Throws Error{kDevice}.
-std::unique_ptr<DeviceLink> make_nccl_link(dist::Communicator& group, const Device& device);
-
 // Collective: all_gathers of few and of many bytes.
 DeviceLinkSpeed measure(DeviceLink& link, dist::Communicator& group, const Device& device);
 inline constexpr int64_t kMeasuredValues = int64_t{1} << 22;  // of all ranks together

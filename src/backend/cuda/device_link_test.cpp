@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "backend/cuda/nccl_link.h"
 #include "base/error.h"
 #include "dist/local_communicator.h"
 #include "kernels/cuda/gpu_test.h"

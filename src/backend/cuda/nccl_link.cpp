@@ -1,6 +1,8 @@
 // NCCL, opened when it is asked for: a program that has none runs staged. Its header is not needed either:
 // the handful of functions below have had these types since NCCL 2.0, and what a version of another number
 // has is not used.
+#include "backend/cuda/nccl_link.h"
+
 #include <dlfcn.h>
 
 #include <array>
@@ -8,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/device_link.h"
 #include "base/error.h"
 
 namespace millrace::cuda {

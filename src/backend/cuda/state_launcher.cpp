@@ -116,17 +116,12 @@ void StepLauncher::multiply_behind(const NormMix& op, const PlaceRows& place,
   }
 }
 
-void StepLauncher::operator()(const StateMix& op) {
-  if (plan_.rows == 0) return;
+// The short convolution: of a layer that is nothing else the outputs, else what is scanned.
+ShortConv StepLauncher::convolve(const StateMix& op) {
   const StateShape& s = spec_.state;
   const bool convolution = op.kind == StateMix::Kind::kConvolution;
-  const bool delta = op.kind == StateMix::Kind::kGatedDelta;
-  const float* mix = w_.state_mix.as<const float>();
-  // Of a graph of single tokens nothing may depend on anything but the rows.
-  const int32_t most_tokens = plan_.single_tokens ? 1 : batch_->most_tokens();
-
   ShortConv conv;
-  conv.x = mix;
+  conv.x = w_.state_mix.as<const float>();
   conv.x_stride = s.mix_cols();
   conv.weight = state_vector(op.conv);
   conv.bias = state_vector(op.conv_bias);
@@ -136,10 +131,11 @@ void StepLauncher::operator()(const StateMix& op) {
   conv.out = (convolution ? w_.attention : w_.convolved).as<float>();
   conv.sequences = state_sequences();
   conv.pool = state_pool_of(op.layer);
-  conv.most_tokens = most_tokens;
+  // Of a graph of single tokens nothing may depend on anything but the rows.
+  conv.most_tokens = plan_.single_tokens ? 1 : batch_->most_tokens();
   if (convolution) {
     MILLRACE_CHECK(s.channels() == s.values());
-    conv.gate = mix + s.gate_at();
+    conv.gate = conv.x + s.gate_at();
     conv.gate_stride = s.mix_cols();
   }
   if (op.conv_keys != nullptr) {  // queries, keys and values, each with a matrix of its own
@@ -160,12 +156,16 @@ void StepLauncher::operator()(const StateMix& op) {
   } else {
     launch_short_conv(conv, at_);
   }
-  if (convolution) return;
+  return conv;
+}
 
+// Keys normed, decays and betas, between the convolution and the scan.
+void StepLauncher::prepare_state(const StateMix& op, const StatePool& pool) {
+  const StateShape& s = spec_.state;
   PrepareRows prepare;
   prepare.shape = s;
-  prepare.delta = delta;
-  prepare.mix = mix;
+  prepare.delta = op.kind == StateMix::Kind::kGatedDelta;
+  prepare.mix = w_.state_mix.as<const float>();
   prepare.convolved = w_.convolved.as<float>();
   prepare.a = state_vector(op.a);
   prepare.step_bias = state_vector(op.step_bias);
@@ -175,21 +175,29 @@ void StepLauncher::operator()(const StateMix& op) {
   prepare.betas = w_.betas.as<float>();
   prepare.sequence_of = in_batch(batch_->sequence_of());
   prepare.positions = in_batch(batch_->positions());
-  prepare.pool = conv.pool;
+  prepare.pool = pool;
   prepare.rows = plan_.rows;
-  MILLRACE_CHECK(delta || !s.channel_decay);
+  MILLRACE_CHECK(prepare.delta || !s.channel_decay);
   launch_prepare_rows(prepare, at_);
+}
 
+void StepLauncher::operator()(const StateMix& op) {
+  if (plan_.rows == 0) return;
+  const StateShape& s = spec_.state;
+  const ShortConv conv = convolve(op);
+  if (op.kind == StateMix::Kind::kConvolution) return;
+  prepare_state(op, conv.pool);
   if (s.channel_decay) {
     channel_scan(conv);
     return finish_state(op);
   }
+  const bool delta = op.kind == StateMix::Kind::kGatedDelta;
   auto scan = scan_behind<StateScan>(conv, s, w_);
   scan.logs = w_.decays.as<const float>();
   (delta ? scan.betas : scan.steps) = w_.betas.as<const float>();
   scan.skip = state_vector(op.d);
   scan.scale = delta ? 1.0f / std::sqrt(static_cast<float>(s.key_dim)) : 1.0f;
-  scan.most_tokens = most_tokens;
+  scan.most_tokens = conv.most_tokens;
   if (delta) {
     launch_gated_delta(scan, at_);
   } else {

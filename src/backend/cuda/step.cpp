@@ -207,6 +207,8 @@ std::vector<uint64_t> signature_of(const std::vector<StepOp>& ops, const StepPla
   // A model's table does not change once it runs.
   signature.add(reinterpret_cast<uint64_t>(plan.adapters));
   signature.add(reinterpret_cast<uint64_t>(plan.rope_positions));
+  for (const StepPlan::Run& run : plan.runs)
+    signature.add(static_cast<uint64_t>(run.count) << 1 | uint64_t{run.fp8});
   for (const StepOp& op : ops) {
     signature.add(uint64_t{op.index()});
     std::visit(signature, op);

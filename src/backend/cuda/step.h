@@ -47,6 +47,13 @@ struct StepPlan {
   int32_t last_position = -1;  // the largest of any row
   bool sparse = false;         // some sequence has sparse attention, or an indexer that chooses
   int32_t last_read = -1;      // the largest position of any row in what it reads (BatchArrays)
+  // Rows one after another of prompts that FP8 products compute, and of others, to the last; empty: no row is
+  // of the first kind.
+  struct Run {
+    int64_t first = 0, count = 0;
+    bool fp8 = false;
+  };
+  std::vector<Run> runs;
   bool takes_sampled = false;  // some tokens are those that the step before picked
   // Batch::given on the device: numbers of rows, and values [given_rows][1 + given_further][hidden].
   int64_t given_rows = 0;

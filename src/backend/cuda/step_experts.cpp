@@ -46,7 +46,7 @@ bool StepLauncher::launch_persistent(const std::vector<StepOp>& ops, size_t at) 
       part_ != nullptr)
     return false;
   if (!has_router_kernel(*route) || plan_.chosen || experts->shared.up.weight != nullptr ||
-      experts->weigh_input || !gated_epilogue(*experts) || experts->norm.present()) {
+      experts->weigh_input || !gated_epilogue(*experts) || experts->norm.present() || any_update(*experts)) {
     return false;
   }
   check_experts(*experts);
@@ -290,7 +290,8 @@ void StepLauncher::operator()(const Experts& op) {
   if (op.shared.up.weight != nullptr) shared_expert_add(op, w_.residual.as<float>());
   if (op.up.weight == nullptr) return;  // another device has them
   check_experts(op);
-  if (plan_.rows <= kMaxGemvRows && !plan_.chosen && !op.weigh_input && gated_epilogue(op)) {
+  if (plan_.rows <= kMaxGemvRows && !plan_.chosen && !op.weigh_input && gated_epilogue(op) &&
+      !any_update(op)) {
     const GemvExperts gemv = gemv_experts(op);
     if (supports_gemv_experts(gemv, at_.device)) return launch_gemv_experts(gemv, at_);
   }
@@ -356,12 +357,16 @@ void StepLauncher::expert_products(const Experts& op, const DeviceBuffer& x, int
   launch_group_experts(w_.chosen.as<int32_t>(), pairs(), spec_.experts,
                        expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device), at_);
   const int64_t inner = op.up.weight->rows;  // of a rank maybe none
-  if (inner > 0 && fuses_gate_up(op)) {
+  const bool updated = any_update(op);       // what adapters add comes before the activation
+  if (inner > 0 && fuses_gate_up(op) && !updated) {
     grouped_gate_up(op, x, divide);
   } else if (inner > 0) {
     const bool gated = op.gate.weight != nullptr;
-    expert_linear(gated ? op.gate : op.up, x, divide, w_.gate);
+    const Linear& first = gated ? op.gate : op.up;
+    expert_linear(first, x, divide, w_.gate);
     if (gated) expert_linear(op.up, x, divide, w_.up);
+    add_expert_updates(first, x, divide, w_.gate);
+    if (gated) add_expert_updates(op.up, x, divide, w_.up);
     const int64_t size = pairs() * inner;
     if (!gated_epilogue(op)) {
       MILLRACE_CHECK(op.activation != millrace::Activation::kClampedSwiglu);  // it has a gate
@@ -373,11 +378,12 @@ void StepLauncher::expert_products(const Experts& op, const DeviceBuffer& x, int
   }
   const DeviceBuffer& activated = whole_experts() ? w_.gate : whole_inner(op.down, pairs());
   if (op.down.weight->rows == 0) return;
-  if (rounds_act(op)) {
+  if (rounds_act(op) && !updated) {
     grouped_linear(op.down, {w_.act_rows.as<uint8_t>()}, w_.down);
   } else {
     expert_linear(op.down, activated, 1, w_.down);
   }
+  add_expert_updates(op.down, activated, 1, w_.down);
 }
 
 }  // namespace millrace::cuda

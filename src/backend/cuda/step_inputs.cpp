@@ -37,7 +37,7 @@ void StepLauncher::operator()(const EndLayer& op) {
             false);
     activate(op.activation, plan_.rows * size, gate,
              w_.layer_inputs.as<const float>() + op.layer * plan_.rows * size);
-    linear_add(op.projection, gate, size, op.norm_after, 1.0f);
+    linear_add(op.projection, {gate, plan_.rows, size, nullptr, nullptr, nullptr}, op.norm_after, 1.0f);
   }
   if (op.scale == nullptr) return;
   launch_scale_by(vector_of(op.scale), plan_.rows * spec_.hidden, w_.residual.as<float>(), at_);

@@ -360,8 +360,7 @@ void StepLauncher::paged_attention(const Attend& op, const AttendedRows& rows) {
   launch_paged_attention(attention, at_);
 }
 
-void StepLauncher::linear_add(const Linear& op, const float* x, int64_t cols, const Norm& norm_after,
-                              float scale) {
+void StepLauncher::linear_add(const Linear& op, const Rows& x, const Norm& norm_after, float scale) {
   const bool as_it_is = !norm_after.present() && scale == 1.0f;
   float* const all = (as_it_is ? w_.residual : w_.normed).as<float>();
   float* to = all;
@@ -369,9 +368,12 @@ void StepLauncher::linear_add(const Linear& op, const float* x, int64_t cols, co
     to = as_it_is ? part_->take_columns(all, plan_.rows, at_) : part_->columns();
   }
   const Target target{op, to, own_hidden()};
-  if (own_hidden() > 0) linears({x, plan_.rows, cols, nullptr, nullptr, nullptr}, {&target, 1}, as_it_is);
+  if (own_hidden() > 0) linears(x, {&target, 1}, as_it_is);
   if (part_ != nullptr) part_->gather_rows(to, spec_.hidden, all, plan_.rows, at_);
-  if (as_it_is) return;
+  if (!as_it_is) add_normed(norm_after, scale);
+}
+
+void StepLauncher::add_normed(const Norm& norm_after, float scale) {
   RowNorm add =
       row_norm_of(norm_after, w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.residual.as<float>());
   add.add = true;
@@ -382,23 +384,21 @@ void StepLauncher::linear_add(const Linear& op, const float* x, int64_t cols, co
 void StepLauncher::operator()(const Projection& op) {
   if (op.head_values.weight != nullptr) {
     head_values(op.head_values);
-    return linear_add(op.linear, w_.query.as<float>(), int64_t{spec_.heads} * spec_.latent.value,
+    const int64_t cols = int64_t{spec_.heads} * spec_.latent.value;
+    return linear_add(op.linear, {w_.query.as<float>(), plan_.rows, cols, nullptr, nullptr, nullptr},
                       op.norm_after, op.scale);
   }
   const float* attended = w_.attention.as<float>();
   if (part_ != nullptr && !part_->whole_attention()) {
     attended = part_->gather_heads(attended, plan_.rows, at_);
   }
-  linear_add(op.linear, attended, op.linear.weight->cols, op.norm_after, op.scale);
+  linear_add(op.linear, {attended, plan_.rows, op.linear.weight->cols, nullptr, nullptr, nullptr},
+             op.norm_after, op.scale);
 }
 
 void StepLauncher::activate(millrace::Activation kind, int64_t size, float* gate, const float* up) {
   if (up != nullptr && in_epilogues(kind)) return launch_activate({}, size, gate, up, at_);
-  launch_gelu(kind == millrace::Activation::kGelu          ? ActivationKind::kGelu
-              : kind == millrace::Activation::kGeluTanh    ? ActivationKind::kGeluTanh
-              : kind == millrace::Activation::kReluSquared ? ActivationKind::kReluSquared
-                                                           : ActivationKind::kSilu,
-              size, gate, up, at_);
+  launch_gelu(kind_of(kind), size, gate, up, at_);
 }
 
 void StepLauncher::gate_up(const Rows& rows, const Linear& gate, const Linear& up,
@@ -454,11 +454,30 @@ bool StepLauncher::gemv_ffn(const Ffn& op) {
 }
 
 void StepLauncher::operator()(const Ffn& op) {
-  if (gemv_ffn(op)) return;
-  gate_up({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed}, op.gate, op.up,
-          op.activation);
-  const DeviceBuffer& inner = whole_inner(op.down, plan_.rows);
-  linear_add(op.down, inner.as<float>(), op.down.weight->cols, op.norm_after, op.scale);
+  if (fp8_ffn(op) || gemv_ffn(op)) return;
+  const Rows rows{w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed};
+  Rows inner{w_.gate.as<float>(), plan_.rows, op.down.weight->cols, nullptr, nullptr, nullptr};
+  if (gated_products(op, rows)) {
+    inner.up = w_.up.as<float>();
+    inner.activation = kind_of(op.activation);
+  } else {
+    gate_up(rows, op.gate, op.up, op.activation);
+    inner.x = whole_inner(op.down, plan_.rows).as<float>();
+  }
+  linear_add(op.down, inner, op.norm_after, op.scale);
+}
+
+bool StepLauncher::gated_products(const Ffn& op, const Rows& rows) {
+  const bool rounds = op.gate.weight != nullptr && op.activation != millrace::Activation::kClampedSwiglu &&
+                      own(*op.down.weight).packed.format != PackedFormat::kNone;
+  if (!rounds || rows.count <= kMaxGemvRows || plan_.adapters != nullptr || part_ != nullptr ||
+      !plan_.runs.empty())
+    return false;
+  const int64_t inner = op.up.weight->rows;
+  MILLRACE_CHECK(inner <= spec_.ffn);
+  const Target targets[] = {{op.gate, w_.gate.as<float>(), inner}, {op.up, w_.up.as<float>(), inner}};
+  linears(rows, targets, false);
+  return true;
 }
 
 void StepLauncher::operator()(const Logits& op) {
@@ -523,6 +542,11 @@ void StepLauncher::linears(const Rows& rows, std::span<const Target> targets, bo
 
 // The products themselves, of rows with RMSNorm or without norm.
 void StepLauncher::products(const Rows& rows, std::span<const Target> targets, bool add) {
+  if (!plan_.runs.empty() && !rows.logits) return products_in_runs(rows, targets, add);
+  full_products(rows, targets, add);
+}
+
+void StepLauncher::full_products(const Rows& rows, std::span<const Target> targets, bool add) {
   std::vector<Target> by_format[kPackedFormats];
   for (const Target& target : targets) {
     const Weight& weight = *target.linear.weight;
@@ -566,21 +590,34 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
     op.add = add;
     return launch_gemv(op, at_);
   }
-  RoundRows round;
-  round.x = rows.x;
-  round.source_rows = rows.source;
-  round.norm_weight = norm_weight;
-  round.eps = eps;
-  round.rows = rows.count;
-  round.cols = rows.cols;
-  round.weights = format;
-  round.to = {w_.bf16_rows.as<uint8_t>()};
-  launch_round_rows(round, at_);
+  const Bf16Rows rounded{w_.bf16_rows.as<uint8_t>()};
+  if (rows.up != nullptr) {
+    RoundGated round;
+    round.kind = rows.activation;
+    round.gate = rows.x;
+    round.up = rows.up;
+    round.rows = rows.count;
+    round.cols = rows.cols;
+    round.weights = format;
+    round.to = rounded;
+    launch_round_gated(round, at_);
+  } else {
+    RoundRows round;
+    round.x = rows.x;
+    round.source_rows = rows.source;
+    round.norm_weight = norm_weight;
+    round.eps = eps;
+    round.rows = rows.count;
+    round.cols = rows.cols;
+    round.weights = format;
+    round.to = rounded;
+    launch_round_rows(round, at_);
+  }
   Gemm op;
   for (const Target& target : targets) {
     op.parts[op.num_parts++] = {own(*target.linear.weight).packed, vector_of(target.linear.bias), target.out};
   }
-  op.x = round.to;
+  op.x = rounded;
   op.rows = rows.count;
   op.add = add;
   if (whole_grid_.held()) op.split = split_workspace(w_.split.as<void>(), at_.device);

@@ -15,7 +15,10 @@
 #include "backend/cuda/workspace.h"
 #include "kernels/cuda/attention/sparse.h"
 #include "kernels/cuda/attention/split_plan.h"
+#include "kernels/cuda/gemm/dense.h"
 #include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/gemm/low_rank.h"
+#include "kernels/cuda/gemm/round_fp8.h"
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/linear/short_conv.h"
 #include "kernels/cuda/linear/state_rows.h"
@@ -55,6 +58,8 @@ class StepLauncher {
     const int32_t* source = nullptr;  // row of x for each
     const DeviceBuffer* normed;       // where the generic kernels keep normed rows
     bool logits = false;              // rows of logits: their adapters are other rows'
+    const float* up = nullptr;  // x is a gate: act(x) * up is multiplied, of more than kMaxGemvRows rows
+    ActivationKind activation = ActivationKind::kSilu;
   };
   struct Target {
     const Linear& linear;
@@ -85,12 +90,20 @@ class StepLauncher {
   // Layers with a state (state_launcher.cpp).
   void operator()(const NormMix& op);
   void operator()(const StateMix& op);
+  ShortConv convolve(const StateMix& op);
+  void prepare_state(const StateMix& op, const StatePool& pool);
   void channel_scan(const ShortConv& conv);
   void finish_state(const StateMix& op);
   // RWKV 7 (step_shift.cpp).
   void operator()(const TimeMix& op);
   void operator()(const ChannelMix& op);
   void shift_rows(int layer, int64_t place, const float* by, bool keep);
+  // The products of a TimeMix, [rows][hidden] each.
+  struct TimeMixProducts {
+    float *r, *k, *v, *decay, *rate, *mixed, *gate;
+  };
+  void multiply_shifted(const TimeMix& op, const TimeMixProducts& to);
+  void scan_time_mix(const TimeMix& op, const TimeMixProducts& of);
   void multiply_behind(const NormMix& op, const PlaceRows& place, std::span<const Target> targets);
   template <class Op>
   void visit(const Op& op) {
@@ -101,20 +114,36 @@ class StepLauncher {
   bool fuses_rope(const std::vector<StepOp>& ops, size_t at) const;
   void linears(const Rows& rows, std::span<const Target> targets, bool add);
   void products(const Rows& rows, std::span<const Target> targets, bool add);
+  void full_products(const Rows& rows, std::span<const Target> targets, bool add);
+  // Steps with prompts that FP8 products compute (step_fp8.cpp).
+  void products_in_runs(const Rows& rows, std::span<const Target> targets, bool add);
+  Fp8Rows fp8_rows(int64_t cols, int64_t rows) const;
+  void round_fp8(const Rows& rows) const;
+  void fp8_product(const Linear& op, int64_t rows, void* out, DenseOut type, bool add);
+  bool fp8_ffn(const Ffn& op);
+  void fp8_gate_up(const Rows& rows, const Ffn& op);
   void packed_linears(const Rows& rows, std::span<const Target> targets, PackedFormat format, bool add);
   // What adapters add to products of these rows (step_adapters.cpp).
+  bool any_update(const Weight* weight) const;
   bool any_update(std::span<const Target> targets) const;
+  bool any_update(const Experts& op) const;  // of the routed ones
   void add_updates(const Rows& rows, std::span<const Target> targets);
+  // The same of pairs: out[pair, :], from x[pair / divide] and w_.chosen[pair].
+  void add_expert_updates(const Linear& op, const DeviceBuffer& x, int32_t divide, const DeviceBuffer& out);
+  void launch_updates(LowRankUpdates& op, const Weight* weight);
   // Rows of the table, as they are in the residual stream or `out`: out[t, :] = scale * table[indices[t], :].
   void look_up(const Weight& table, const int32_t* indices, float scale, const DeviceBuffer& out);
   void norm_rows(const Norm& op, int64_t rows, int64_t size, const DeviceBuffer& values);  // in place
   void norm_heads(const Norm& op, int64_t heads, int64_t dim, bool whole, const DeviceBuffer& values);
   // residual += scale * norm_after(linear(x)), x [rows, cols].
-  void linear_add(const Linear& op, const float* x, int64_t cols, const Norm& norm_after, float scale);
+  void linear_add(const Linear& op, const Rows& x, const Norm& norm_after, float scale);
+  void add_normed(const Norm& norm_after, float scale);  // what of it is in w_.normed
   // The activation of gate (and up, or null), of `size` values.
   void activate(millrace::Activation kind, int64_t size, float* gate, const float* up);
   // Down of act(gate n) * up n, n = norm(x) or x: into w_.gate, [rows, what down multiplies].
   void gate_up(const Rows& rows, const Linear& gate, const Linear& up, millrace::Activation activation);
+  // Without the activation, which the rounding of down's rows does: into w_.gate and w_.up.
+  bool gated_products(const Ffn& op, const Rows& rows);
   // What `down` multiplies, [rows, its columns]: w_.gate, with other ranks' columns where there are any.
   const DeviceBuffer& whole_inner(const Linear& down, int64_t rows);
   // Of the residual stream what this rank has: all columns, or its own, [rows, own_hidden()].

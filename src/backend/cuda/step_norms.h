@@ -5,6 +5,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/cuda_weight.h"
+#include "kernels/cuda/moe/gelu.h"
 #include "kernels/cuda/norm/row_norm.h"
 
 namespace millrace::cuda {
@@ -29,6 +30,13 @@ inline RowNorm row_norm_of(const Norm& op, const float* x, int64_t rows, int64_t
   norm.size = size;
   norm.y = y;
   return norm;
+}
+
+inline ActivationKind kind_of(millrace::Activation activation) {
+  return activation == millrace::Activation::kGelu          ? ActivationKind::kGelu
+         : activation == millrace::Activation::kGeluTanh    ? ActivationKind::kGeluTanh
+         : activation == millrace::Activation::kReluSquared ? ActivationKind::kReluSquared
+                                                            : ActivationKind::kSilu;
 }
 
 // What products have in their epilogues; the others go over the values once more.

@@ -27,56 +27,72 @@ void StepLauncher::shift_rows(int layer, int64_t place, const float* by, bool ke
 void StepLauncher::operator()(const TimeMix& op) {
   if (plan_.rows == 0) return;
   const StateShape& s = spec_.state;
-  const int64_t cols = spec_.hidden, size = plan_.rows * cols;
-  MILLRACE_CHECK(s.wkv7 && s.keys() == cols && s.values() == cols && s.key_dim == s.value_dim);
+  const int64_t size = plan_.rows * spec_.hidden;
+  MILLRACE_CHECK(s.wkv7 && s.keys() == spec_.hidden && s.values() == spec_.hidden &&
+                 s.key_dim == s.value_dim);
   hidden(op.norm, plan_.rows);
-  enum Input { kR, kDecay, kK, kV, kRate, kGate };
-  float* parts[kTimeMixParts];  // [rows, hidden] each
+  float* parts[kTimeMixParts];
   for (int64_t i = 0; i < kTimeMixParts; ++i) parts[i] = w_.time_mix.as<float>() + i * size;
-  float *r = parts[0], *k = parts[1], *v = parts[2], *decay = parts[3], *rate = parts[4], *mixed = parts[5],
-        *gate = parts[6];
+  const TimeMixProducts products{.r = parts[0],
+                                 .k = parts[1],
+                                 .v = parts[2],
+                                 .decay = parts[3],
+                                 .rate = parts[4],
+                                 .mixed = parts[5],
+                                 .gate = parts[6]};
+  multiply_shifted(op, products);
+  scan_time_mix(op, products);
+}
+
+// Each of a shift of its own, one after another in the same memory.
+void StepLauncher::multiply_shifted(const TimeMix& op, const TimeMixProducts& to) {
+  enum Input { kR, kDecay, kK, kV, kRate, kGate };
   const auto shift = [&](Input input) {
-    shift_rows(op.layer, 0, vector_of(op.shift) + input * cols, input == kR);
+    shift_rows(op.layer, 0, vector_of(op.shift) + input * int64_t{spec_.hidden}, input == kR);
   };
-  const auto multiply = [&](const Linear& by, const float* x, float* to) {
-    const Target target{by, to, by.weight->rows};
+  const auto multiply = [&](const Linear& by, const float* x, float* y) {
+    const Target target{by, y, by.weight->rows};
     linears({x, plan_.rows, by.weight->cols, nullptr, nullptr, nullptr}, {&target, 1}, false);
   };
   const float* shifted = w_.shifted.as<const float>();
   const auto down = [&](const TimeMix::LowRankProduct& by) {
-    MILLRACE_CHECK(by.down.weight->rows <= s.projected);
+    MILLRACE_CHECK(by.down.weight->rows <= spec_.state.projected);
     multiply(by.down, shifted, w_.projected.as<float>());
     return plan_.rows * by.down.weight->rows;
   };
-  const auto up = [&](const TimeMix::LowRankProduct& by, float* to) {
-    multiply(by.up, w_.projected.as<const float>(), to);
+  const auto up = [&](const TimeMix::LowRankProduct& by, float* y) {
+    multiply(by.up, w_.projected.as<const float>(), y);
   };
   shift(kR);
-  multiply(op.r, shifted, r);
+  multiply(op.r, shifted, to.r);
   shift(kDecay);
   launch_squash(Squash::kTanh, down(op.decay), w_.projected.as<float>(), at_);
-  up(op.decay, decay);
+  up(op.decay, to.decay);
   shift(kK);
-  multiply(op.k, shifted, k);
+  multiply(op.k, shifted, to.k);
   shift(kV);
-  multiply(op.v, shifted, v);
+  multiply(op.v, shifted, to.v);
   if (!op.first) {
     down(op.value);
-    up(op.value, mixed);
+    up(op.value, to.mixed);
   }
   shift(kRate);
   down(op.rate);
-  up(op.rate, rate);
+  up(op.rate, to.rate);
   shift(kGate);
   launch_squash(Squash::kSigmoid, down(op.gate), w_.projected.as<float>(), at_);
-  up(op.gate, gate);
+  up(op.gate, to.gate);
+}
 
+// The recurrence over them, between what is done to rows before and behind it.
+void StepLauncher::scan_time_mix(const TimeMix& op, const TimeMixProducts& of) {
+  const StateShape& s = spec_.state;
   PrepareTimeMix prepare;
-  prepare.k = k;
-  prepare.v = v;
-  prepare.decay = decay;
-  prepare.rate = rate;
-  prepare.mixed = mixed;
+  prepare.k = of.k;
+  prepare.v = of.v;
+  prepare.decay = of.decay;
+  prepare.rate = of.rate;
+  prepare.mixed = of.mixed;
   prepare.first_values = w_.first_values.as<float>();
   prepare.first = op.first;
   prepare.k_k = vector_of(op.k_k);
@@ -91,13 +107,13 @@ void StepLauncher::operator()(const TimeMix& op) {
 
   ReplayedScan scan;
   scan.wkv7 = true;
-  scan.q = r;
-  scan.k = k;
-  scan.v = v;
-  scan.q_stride = scan.k_stride = scan.v_stride = cols;
-  scan.decays = decay;
-  scan.a = mixed;
-  scan.b = rate;
+  scan.q = of.r;
+  scan.k = of.k;
+  scan.v = of.v;
+  scan.q_stride = scan.k_stride = scan.v_stride = spec_.hidden;
+  scan.decays = of.decay;
+  scan.a = of.mixed;
+  scan.b = of.rate;
   scan.out = w_.attention.as<float>();
   scan.key_heads = scan.heads = s.key_heads;
   scan.key_dim = scan.value_dim = s.key_dim;
@@ -107,10 +123,10 @@ void StepLauncher::operator()(const TimeMix& op) {
 
   FinishTimeMix finish;
   finish.y = w_.attention.as<float>();
-  finish.r = r;
-  finish.k = k;
-  finish.v = v;
-  finish.gate = gate;
+  finish.r = of.r;
+  finish.k = of.k;
+  finish.v = of.v;
+  finish.gate = of.gate;
   finish.r_k = vector_of(op.r_k);
   finish.norm = vector_of(op.head_norm.weight);
   finish.norm_bias = vector_of(op.head_norm.bias);
@@ -127,7 +143,8 @@ void StepLauncher::operator()(const ChannelMix& op) {
   shift_rows(op.layer, 1, vector_of(op.shift), true);
   gate_up({w_.shifted.as<float>(), plan_.rows, spec_.hidden, nullptr, nullptr, nullptr}, {}, op.key,
           millrace::Activation::kReluSquared);
-  linear_add(op.value, w_.gate.as<float>(), op.key.weight->rows, {}, 1.0f);
+  linear_add(op.value, {w_.gate.as<float>(), plan_.rows, op.key.weight->rows, nullptr, nullptr, nullptr}, {},
+             1.0f);
 }
 
 }  // namespace millrace::cuda

@@ -26,7 +26,7 @@ struct Sizes {  // bytes
     const size_t query_cols =
         static_cast<size_t>(spec.heads) * static_cast<size_t>(std::max(spec.head_dim, latent_dim));
     compressed = rows * static_cast<size_t>(spec.latent.q_rank) * 4;
-    low_rank = std::max(rows, logit_rows) * static_cast<size_t>(spec.adapter_rank) * 4;
+    low_rank = std::max({rows, logit_rows, pairs}) * static_cast<size_t>(spec.adapter_rank) * 4;
     hidden = rows * static_cast<size_t>(spec.hidden) * 4;
     query = rows * query_cols * 4;
     const size_t value_cols = spec.state.present() ? static_cast<size_t>(spec.state.values()) : 0;

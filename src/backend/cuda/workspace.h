@@ -37,7 +37,7 @@ struct Workspace {
   DeviceBuffer token_types;          // [tokens]: zeros, every token's row of the table of types
   DeviceBuffer mix;                  // [tokens]: what the shared expert's output is multiplied with
   DeviceBuffer compressed;           // [tokens, q_rank]: queries of latent attention
-  DeviceBuffer low_rank;             // [tokens or logit rows, rank]: what adapters make of a product's input
+  DeviceBuffer low_rank;             // [tokens, pairs or logit rows, rank]: what adapters make of an input
   // Layers with a state, and gated attention.
   DeviceBuffer projected;       // [tokens, columns of the widest projections]: one product behind the other
   DeviceBuffer state_mix;       // [tokens, mix columns]

@@ -25,7 +25,7 @@ Embed on(Embed op, Side side) {
 }
 
 NormQkv on(NormQkv op, Side side) {
-  for (Norm* norm : {&op.norm, &op.q_norm, &op.k_norm}) *norm = on(*norm, side);
+  for (Norm* norm : {&op.norm, &op.q_norm, &op.k_norm, &op.v_norm}) *norm = on(*norm, side);
   for (Linear* linear : {&op.q, &op.k, &op.v}) *linear = on(*linear, side);
   return op;
 }
@@ -46,11 +46,13 @@ Attend on(Attend op, Side side) {
 NormMix on(NormMix op, Side side) {
   op.norm = on(op.norm, side);
   for (Linear& in : op.in) in = on(in, side);
+  for (NormMix::Behind& behind : op.behind) behind.by = on(behind.by, side);
   return op;
 }
 
 StateMix on(StateMix op, Side side) {
-  for (const Weight** weight : {&op.conv, &op.conv_bias, &op.a, &op.step_bias, &op.d}) {
+  for (const Weight** weight :
+       {&op.conv, &op.conv_bias, &op.conv_keys, &op.conv_values, &op.a, &op.step_bias, &op.d}) {
     *weight = part_of(*weight, side);
   }
   op.norm = on(op.norm, side);

@@ -3,12 +3,14 @@
 #include "backend/reference/reference_executor.h"
 #include "base/error.h"
 #include "kernels/quant/codec.h"
+#include "kernels/quant/fp8_patches.h"
 
 namespace millrace {
 namespace {
 
 class ReferenceBackend final : public Backend {
  public:
+  explicit ReferenceBackend(bool fp8_prompts) : fp8_prompts_(fp8_prompts) {}
   std::string_view name() const override { return "reference"; }
   std::string description() const override { return "reference (naive float32, double sums, 1 thread)"; }
   std::string_view isa() const override { return "none"; }
@@ -18,7 +20,11 @@ class ReferenceBackend final : public Backend {
   bool supports_kv_type(DType type) const override { return type == DType::kF32; }
 
   size_t weight_bytes(const TensorView& view, WeightUse use, size_t) const override {
+    if (use == WeightUse::kFp8) return quant::fp8_patches_bytes(view);
     return use == WeightUse::kVector ? static_cast<size_t>(view.elements()) * sizeof(float) : 0;
+  }
+  bool multiplies_fp8(const TensorView& view) const override {
+    return fp8_prompts_ && quant::fits_fp8_patches(view);
   }
 
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {
@@ -27,6 +33,10 @@ class ReferenceBackend final : public Backend {
     weight->experts = view.rank == 3 ? view.shape[0] : 1;
     weight->cols = view.cols();
     weight->rows = view.rows() / weight->experts;
+    if (use == WeightUse::kFp8) {
+      weight->fp8 = quant::shaped_fp8_patches(view);
+      for (int64_t p = 0; p < weight->fp8.patch_rows(); ++p) quant::fill_fp8_patches(view, p, weight->fp8);
+    }
     if (use == WeightUse::kVector) {
       weight->values.resize(static_cast<size_t>(view.elements()));
       for (int64_t r = 0; r < view.rows(); ++r) {
@@ -41,10 +51,15 @@ class ReferenceBackend final : public Backend {
     return make_reference_executor(spec);
   }
   void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) override { body(0, count); }
+
+ private:
+  const bool fp8_prompts_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_reference_backend() { return std::make_unique<ReferenceBackend>(); }
+std::unique_ptr<Backend> make_reference_backend(bool fp8_prompts) {
+  return std::make_unique<ReferenceBackend>(fp8_prompts);
+}
 
 }  // namespace millrace

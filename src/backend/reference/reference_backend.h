@@ -8,6 +8,7 @@
 
 namespace millrace {
 
-std::unique_ptr<Backend> make_reference_backend();
+// fp8_prompts: BackendOptions'.
+std::unique_ptr<Backend> make_reference_backend(bool fp8_prompts = false);
 
 }  // namespace millrace

@@ -2,11 +2,11 @@
 #include "backend/reference/reference_executor.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "backend/input_watcher.h"
 #include "backend/mixed_part.h"
 #include "backend/reference/reference_ops.h"
+#include "backend/reference/reference_pools.h"
 #include "base/check.h"
 #include "kernels/quant/codec.h"
 #include "kernels/reference/naive_attention.h"
@@ -14,6 +14,7 @@
 #include "kernels/reference/naive_moe.h"
 #include "kernels/reference/naive_norm.h"
 #include "kernels/reference/naive_rotary.h"
+#include "kernels/reference/naive_rows.h"
 #include "kernels/reference/naive_state.h"
 #include "kernels/reference/naive_time_mix.h"
 
@@ -24,8 +25,7 @@ using Floats = std::vector<float>;
 
 class ReferenceExecutor final : public Executor, public WatchableExecutor, public MixedPart {
  public:
-  explicit ReferenceExecutor(const ExecutorSpec& spec) : spec_(spec), kv_type_(spec.kv_type) {
-    spec_.kv_type = DType::kF32;  // rounded to kv_type_, kept as float32
+  explicit ReferenceExecutor(const ExecutorSpec& spec) : spec_(spec), pools_(spec) {
     const size_t rows = spec.max_tokens;
     residual_.resize(rows * spec.hidden);
     normed_.resize(rows * spec.hidden);
@@ -41,12 +41,6 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     chosen_.resize(rows * spec.experts_per_token);
     chosen_weight_.resize(chosen_.size());
     logits_.resize(static_cast<size_t>(spec.max_logit_rows) * spec.vocab);
-    for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
-      // Blocks of a state group that nobody keeps are written behind the others.
-      const int32_t spare = spec.kv_groups[g].state ? blocks_for(spec.max_tokens) + 1 : 0;
-      pools_.emplace_back(spec_.kv_block_bytes(static_cast<int>(g)) / sizeof(float) *
-                          static_cast<size_t>(spec.kv_groups[g].num_blocks + spare));
-    }
   }
 
   void watch_inputs(InputWatcher* watcher) override { watcher_ = watcher; }
@@ -56,6 +50,10 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     MILLRACE_CHECK(batch.logit_rows.size() <= static_cast<size_t>(spec_.max_logit_rows));
     batch_ = batch;
     rows_ = static_cast<int64_t>(batch.tokens.size());
+    fp8_rows_.assign(batch.tokens.size(), false);
+    for_each_token([&](const SequenceSlice& s, int64_t t, int32_t position) {
+      fp8_rows_[static_cast<size_t>(t)] = position < s.fp8_until;
+    });
   }
 
   void embed(const Embed& op) override {
@@ -63,11 +61,11 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     for_each_token([&](const SequenceSlice& s, int64_t t, int32_t position) {
       float* x = residual_.data() + t * spec_.hidden;
       quant::dequantize_row(own(*op.table).view, batch_.tokens[t], x);
-      for (int64_t i = 0; i < spec_.hidden; ++i) x[i] *= op.scale;
+      reference::scale(op.scale, spec_.hidden, x);
       const auto add = [&](const Weight* rows, int64_t at) {
         if (rows == nullptr) return;
         quant::dequantize_row(own(*rows).view, at, row.data());
-        for (int64_t i = 0; i < spec_.hidden; ++i) x[i] += row[i];
+        reference::add(1.0f, row.data(), spec_.hidden, x);
       };
       add(op.positions, position);
       add(op.types, position >= s.second_text ? 1 : 0);
@@ -80,16 +78,16 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   void layer_inputs(const LayerInputs& op) override {
     const int64_t cols = op.projection.weight->rows, size = spec_.layer_input;
     layer_inputs_.resize(rows_ * cols);
-    Floats made(rows_ * cols), row(size);
+    Floats made(rows_ * cols);
     watch({&op.projection}, 0, residual_.data(), rows_);
-    reference::linear(linear_of(op.projection), 0, residual_.data(), rows_, made.data());
+    product(op.projection, residual_.data(), made.data());
     for (int64_t t = 0; t < rows_; ++t) {
       quant::dequantize_row(own(*op.table).view, batch_.tokens[t], &layer_inputs_[t * cols]);
       for (int64_t at = t * cols; at < (t + 1) * cols; at += size) {
-        for (int64_t i = 0; i < size; ++i) row[i] = made[at + i] * op.projection_scale;
-        norm(op.norm, row.data(), size, row.data());
-        for (int64_t i = 0; i < size; ++i)
-          layer_inputs_[at + i] = op.scale * (row[i] + op.table_scale * layer_inputs_[at + i]);
+        float* row = &made[at];
+        reference::scale(op.projection_scale, size, row);
+        norm(op.norm, row, size, row);
+        reference::scaled_sum(op.scale, row, op.table_scale, size, &layer_inputs_[at]);
       }
     }
   }
@@ -99,26 +97,25 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       const int64_t size = spec_.layer_input, cols = size * std::ssize(spec_.layers);
       Floats gated(rows_ * size), out(rows_ * spec_.hidden);
       watch({&op.gate}, 0, residual_.data(), rows_);
-      reference::linear(linear_of(op.gate), 0, residual_.data(), rows_, gated.data());
+      product(op.gate, residual_.data(), gated.data());
       reference::FeedForward act{};
-      act.activation = activation_of(op.activation);
+      act.activation = op.activation;
       for (int64_t i = 0; i < rows_ * size; ++i) {
         gated[i] =
             reference::activate(act, gated[i], layer_inputs_[i / size * cols + op.layer * size + i % size]);
       }
       watch({&op.projection}, 0, gated.data(), rows_);
-      reference::linear(linear_of(op.projection), 0, gated.data(), rows_, out.data());
+      product(op.projection, gated.data(), out.data());
       add_block(out, op.norm_after, 1.0f);
     }
-    if (op.scale == nullptr) return;
-    for (int64_t i = 0; i < rows_ * spec_.hidden; ++i) residual_[i] *= *values_of(op.scale);
+    if (op.scale != nullptr) reference::scale(*values_of(op.scale), rows_ * spec_.hidden, residual_.data());
   }
 
   void add_given(int layer) override {
     for (const GivenRow& given : batch_.given) {
       if (layer >= given.further) continue;
-      float* x = residual_.data() + int64_t{given.row} * spec_.hidden;
-      for (int64_t i = 0; i < spec_.hidden; ++i) x[i] += given.values[int64_t{layer + 1} * spec_.hidden + i];
+      reference::add(1.0f, given.values + int64_t{layer + 1} * spec_.hidden, spec_.hidden,
+                     &residual_[int64_t{given.row} * spec_.hidden]);
     }
   }
 
@@ -150,11 +147,14 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     const float* input = normed_.data();
     if (op.q_a.weight != nullptr) {
       compressed.resize(rows_ * s.q_rank);
+      watch({&op.q_a}, 0, input, rows_);
       reference::linear(linear_of(op.q_a), 0, input, rows_, compressed.data());
       for (int64_t t = 0; t < rows_; ++t)
         norm(op.q_a_norm, &compressed[t * s.q_rank], s.q_rank, &compressed[t * s.q_rank]);
       input = compressed.data();
     }
+    watch({&op.q, &op.index_q}, 0, input, rows_);
+    watch({&op.kv_a, &op.index_k, &op.index_weights}, 0, normed_.data(), rows_);
     reference::linear(linear_of(op.q), 0, input, rows_, q.data());
     reference::linear(linear_of(op.kv_a), 0, normed_.data(), rows_, kv.data());
     if (op.index_q.weight != nullptr) index_rows(op, input);
@@ -162,9 +162,11 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       std::copy_n(&kv[t * kv_dim + s.rank], s.rope, &key_[t * dim]);
       norm(op.kv_a_norm, &kv[t * kv_dim], s.rank, &key_[t * dim + s.rope]);
     }
+    if (watcher_ != nullptr) watcher_->see_latent(*op.k_b.weight, s.rank, &key_[s.rope], rows_, dim);
     for (int64_t h = 0; h < spec_.heads; ++h) {
       const auto head = [&](int64_t t) { return &q[(t * spec_.heads + h) * q_dim]; };
       for (int64_t t = 0; t < rows_; ++t) std::copy_n(head(t), s.nope, &nope[t * s.nope]);
+      watch({&op.k_b}, h, nope.data(), rows_);
       reference::linear(linear_of(op.k_b), h, nope.data(), rows_, absorbed.data());
       for (int64_t t = 0; t < rows_; ++t) {
         float* to = &query_[(t * spec_.heads + h) * dim];
@@ -176,7 +178,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
 
   void rope_append_kv(const Rope& op) override {
     const reference::Rotary rotary{op.inv_freq, op.magnitude, op.interleaved};
-    const reference::PagedKv kv = kv_of(op.layer);
+    const reference::PagedKv kv = pools_.kv_of(op.layer);
     const int group = spec_.layers[static_cast<size_t>(op.layer)].group;
     const int64_t dim = spec_.head_dim_of(group), kv_heads = spec_.kv_heads_of(group);
     for_each_token([&](const SequenceSlice& s, int64_t row, int32_t position) {
@@ -188,9 +190,8 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       for (int h = 0; h < spec_.heads; ++h) rotate(query + h * dim);
       for (int h = 0; op.appends && h < kv_heads; ++h) rotate(key + h * dim);
       if (op.growth.scale != 0.0f) {
-        const double by =
-            reference::growth_at({op.growth.scale, op.growth.every, op.growth.offset}, position);
-        for (int64_t i = 0; i < spec_.heads * dim; ++i) query[i] = static_cast<float>(query[i] * by);
+        reference::grow_query({op.growth.scale, op.growth.every, op.growth.offset}, position,
+                              spec_.heads * dim, query);
       }
       if (op.appends)
         reference::append_kv(kv, table_of(s, op.layer), position, key, &value_[row * kv_heads * dim]);
@@ -202,8 +203,8 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   void attend(const Attend& op) override {
     const int group = spec_.layers[static_cast<size_t>(op.layer)].group;
     const int64_t cols = static_cast<int64_t>(spec_.heads) * spec_.head_dim_of(group);
-    reference::Attention layer{kv_of(op.layer),     nullptr,    spec_.heads, op.window, op.scale,
-                               values_of(op.sinks), op.softcap, op.chunk};
+    reference::Attention layer{pools_.kv_of(op.layer), nullptr,    spec_.heads, op.window, op.scale,
+                               values_of(op.sinks),    op.softcap, op.chunk};
     for_each_token([&](const SequenceSlice& s, int64_t row, int32_t position) {
       layer.bidirectional_length = op.bidirectional || s.both_ways ? s.context_len + s.num_tokens : 0;
       layer.both_ways = s.both_ways;
@@ -213,17 +214,14 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       if (spec_.latent.index_top > 0) {
         const LatentShape& index = spec_.latent;
         chosen = reference::indexed_tokens(
-            {index_keys_of(op.layer), layer.table, index.index_heads, index.index_top}, position,
+            {pools_.index_keys_of(op.layer), layer.table, index.index_heads, index.index_top}, position,
             &index_query_[row * index.index_heads * index.index_dim],
             &index_weight_[row * index.index_heads]);
         layer.chosen = &chosen;
       }
       reference::attend(layer, position, &query_[row * cols], &attention_[row * cols]);
     });
-    for (int64_t i = 0; op.gated && i < rows_ * cols; ++i) {
-      const double gate = attention_gate_[i];
-      attention_[i] = static_cast<float>(attention_[i] / (1.0 + std::exp(-gate)));
-    }
+    if (op.gated) reference::gate(attention_gate_.data(), rows_ * cols, attention_.data());
   }
 
   void norm_mix(const NormMix& op) override {
@@ -235,6 +233,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     int64_t first = 0;
     const auto append = [&](const Linear& in, const float* x) {
       out.resize(rows_ * in.weight->rows);
+      watch({&in}, 0, x, rows_);
       reference::linear(linear_of(in), 0, x, rows_, out.data());
       for (int64_t t = 0; t < rows_; ++t)
         std::copy_n(&out[t * in.weight->rows], in.weight->rows, &projected[t * cols + first]);
@@ -255,10 +254,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       const float* from = &projected[t * cols];
       float* to = &mix_[t * s.mix_cols()];
       const auto place = [&](const HeadColumns& part, int64_t at) {
-        for (int32_t h = 0; h < part.heads; ++h) {
-          for (int32_t i = 0; i < part.dim; ++i)
-            to[at + int64_t{h} * part.dim + i] = from[part.at(h) + i] * part.scale;
-        }
+        reference::place_heads(part, from, to + at);
       };
       place(op.query, s.query_at());
       place(op.key, s.key_at());
@@ -266,10 +262,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       place(op.gate, s.gate_at());
       place(op.step, s.step_at());
       place(op.beta, s.beta_at());
-      for (int32_t h = 0; h < op.value_by.heads; ++h) {
-        for (int32_t i = 0; i < op.value_by.dim; ++i)
-          to[s.value_at() + h * op.value_by.dim + i] *= from[op.value_by.at(h) + i];
-      }
+      reference::multiply_heads(op.value_by, from, to + s.value_at());
     }
   }
 
@@ -293,8 +286,8 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
                                     op.norm_size,
                                     op.norm_before_gate,
                                     op.gate_sigmoid,
-                                    pools_[group].data(),
-                                    static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float)),
+                                    pools_.of_group(group),
+                                    pools_.block_floats(group),
                                     index * at.floats};
     for_each_state_token(group, [&](const int32_t* table, int64_t row, int32_t position) {
       reference::state_mix(layer, table, position, &mix_[row * spec_.state.mix_cols()],
@@ -305,7 +298,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   void time_mix(const TimeMix& op) override {
     norm_rows(op.norm);
     const int64_t n = spec_.hidden;
-    reference::TimeMix layer = shifted_layer(op.layer);
+    reference::TimeMix layer = pools_.shifted_layer(op.layer);
     layer.first = op.first;
     layer.k_k = values_of(op.k_k);
     layer.k_a = values_of(op.k_a);
@@ -314,16 +307,16 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     layer.norm_bias = values_of(op.head_norm.bias);
     layer.norm_eps = op.head_norm.eps;
     first_values_.resize(normed_.size());
-    const auto plain = [](double x) { return x; };
-    const auto sigmoid = [](double x) { return 1.0 / (1.0 + std::exp(-x)); };
-    const auto product = [](const Linear& by, const Floats& x) {
+    const auto product = [&](const Linear& by, const Floats& x) {
       Floats y(static_cast<size_t>(by.weight->rows));
+      watch({&by}, 0, x.data(), 1);
       reference::linear(linear_of(by), 0, x.data(), 1, y.data());
       return y;
     };
-    const auto low = [&](const TimeMix::LowRankProduct& by, const Floats& x, const auto& between) {
+    using reference::Squash;
+    const auto low = [&](const TimeMix::LowRankProduct& by, const Floats& x, Squash between) {
       Floats inner = product(by.down, x);
-      for (float& value : inner) value = static_cast<float>(between(value));
+      reference::squash(between, std::ssize(inner), inner.data());
       return product(by.up, inner);
     };
     for_each_state_token(
@@ -333,9 +326,10 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
                                  shifted.data());
           const auto input = [&](int64_t i) { return Floats(&shifted[i * n], &shifted[i * n] + n); };
           const Floats r = product(op.r, input(0)), k = product(op.k, input(2)), v = product(op.v, input(3));
-          const Floats decay = low(op.decay, input(1), [](double x) { return std::tanh(x); });
-          const Floats mixed = op.first ? Floats() : low(op.value, input(3), plain);
-          const Floats rate = low(op.rate, input(4), plain), gate = low(op.gate, input(5), sigmoid);
+          const Floats decay = low(op.decay, input(1), Squash::kTanh);
+          const Floats mixed = op.first ? Floats() : low(op.value, input(3), Squash::kNone);
+          const Floats rate = low(op.rate, input(4), Squash::kNone);
+          const Floats gate = low(op.gate, input(5), Squash::kSigmoid);
           reference::time_mix(layer, table, position,
                               {r.data(), k.data(), v.data(), decay.data(), rate.data(), mixed.data(),
                                gate.data(), &first_values_[row * n], &attention_[row * n]});
@@ -345,7 +339,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   void channel_mix_add(const ChannelMix& op) override {
     norm_rows(op.norm);
     const int64_t n = spec_.hidden;
-    const reference::TimeMix layer = shifted_layer(op.layer);
+    const reference::TimeMix layer = pools_.shifted_layer(op.layer);
     Floats shifted(normed_.size()), out(rows_ * n);
     for_each_state_token(spec_.state_place(op.layer).group,
                          [&](const int32_t* table, int64_t row, int32_t position) {
@@ -386,7 +380,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
                                                                     : reference::SoftmaxOver::kChosen;
     Floats scores(rows_ * experts);
     reference::linear(linear_of(op.router), 0, normed_.data(), rows_, scores.data());
-    for (float& score : scores) score *= op.score_scale;
+    reference::scale(op.score_scale, rows_ * experts, scores.data());
     const bool renormalize = op.weighting == Route::Weighting::kSigmoidRenormalized;
     const bool sigmoid = renormalize || op.weighting == Route::Weighting::kSigmoid;
     const reference::SigmoidRouting by_sigmoid{values_of(op.choice_bias), op.groups, op.groups_chosen,
@@ -400,10 +394,9 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
         reference::route_top_k(&scores[t * experts], experts, k, over, chosen, weight, op.groups,
                                op.groups_chosen);
       }
-      for (int64_t i = 0; i < k; ++i) {
-        weight[i] *= op.scale;
-        if (op.expert_scales != nullptr) weight[i] *= values_of(op.expert_scales)[chosen[i]];
-      }
+      reference::scale(op.scale, k, weight);
+      if (op.expert_scales != nullptr)
+        reference::scale_chosen(values_of(op.expert_scales), chosen, k, weight);
     }
   }
 
@@ -442,7 +435,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     for (int64_t at = 0; at < rows_ * spec_.hidden; at += spec_.hidden) {
       norm(op.shared_norm_after, &shared[at], spec_.hidden, &shared[at]);
       norm(op.experts_norm_after, &experts[at], spec_.hidden, &experts[at]);
-      for (int64_t i = at; i < at + spec_.hidden; ++i) shared[i] += experts[i];
+      reference::add(1.0f, &experts[at], spec_.hidden, &shared[at]);
     }
     add_block(shared, op.norm_after, 1.0f);
   }
@@ -456,8 +449,8 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       reference::linear(linear_of(op.output), 0, normed.data(), 1, logits);
       watch({&op.output}, 0, normed.data(), 1);
       low_rank_add(op.output, adapter_of(batch_.logit_rows[i]), normed.data(), logits);
-      for (int64_t t = 0; t < spec_.vocab; ++t) logits[t] *= op.scale;
-      softcap(op.softcap, {logits, static_cast<size_t>(spec_.vocab)});
+      reference::scale(op.scale, spec_.vocab, logits);
+      reference::softcap(op.softcap, spec_.vocab, logits);
     }
   }
 
@@ -471,20 +464,20 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   }
 
   void read_block(int group, int32_t block, std::span<std::byte> to) override {
-    const std::span<std::byte> from = block_bytes(group, block);
+    const std::span<std::byte> from = pools_.block(group, block);
     MILLRACE_CHECK(to.size() == from.size());
     std::copy(from.begin(), from.end(), to.begin());
   }
 
   void write_block(int group, int32_t block, std::span<const std::byte> from) override {
-    const std::span<std::byte> to = block_bytes(group, block);
+    const std::span<std::byte> to = pools_.block(group, block);
     MILLRACE_CHECK(to.size() == from.size());
     std::copy(from.begin(), from.end(), to.begin());
   }
 
   void copy_block(int group, int32_t from, int32_t to) override {
-    const std::span<std::byte> source = block_bytes(group, from);
-    std::copy(source.begin(), source.end(), block_bytes(group, to).begin());
+    const std::span<std::byte> source = pools_.block(group, from);
+    std::copy(source.begin(), source.end(), pools_.block(group, to).begin());
   }
 
   void send_rows(bool /*routing*/) override {  // copies: operations go on before anybody reads them
@@ -497,7 +490,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     std::copy(rows.begin(), rows.end(), residual_.begin());
   }
   void add_residual(std::span<const float> rows) override {
-    for (size_t i = 0; i < rows.size(); ++i) residual_[i] += rows[i];
+    reference::add(1.0f, rows.data(), std::ssize(rows), residual_.data());
   }
   void take_routed(const Norm& op, const HostRows& rows) override {
     set_residual(rows.residual);
@@ -557,12 +550,41 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     Floats inner(update->a->rows), out(update->b->rows);
     reference::linear({&own(*update->a).view, nullptr}, expert, x, 1, inner.data());
     reference::linear({&own(*update->b).view, nullptr}, expert, inner.data(), 1, out.data());
-    for (size_t i = 0; i < out.size(); ++i) y[i] += out[i];
+    reference::add(1.0f, out.data(), std::ssize(out), y);
+  }
+
+  // Runs of rows that FP8 products compute, or do not: body(first, count, are they).
+  template <class Body>
+  void for_each_run(const Body& body) const {
+    for (int64_t first = 0, end; first < rows_; first = end) {
+      for (end = first; end < rows_ && fp8_rows_[end] == fp8_rows_[first];) ++end;
+      body(first, end - first, fp8_rows_[first]);
+    }
+  }
+  static bool has_fp8(const Linear& op) { return !own(*op.weight).fp8.codes.empty(); }
+
+  // y = W x + b of all rows. x: [rows][in], y: [rows][out]
+  void product(const Linear& op, const float* x, float* y) const {
+    for_each_run([&](int64_t first, int64_t count, bool fp8) {
+      const float* from = x + first * op.weight->cols;
+      float* to = y + first * op.weight->rows;
+      if (fp8 && has_fp8(op)) {
+        reference::fp8_linear(own(*op.weight).fp8, values_of(op.bias), from, count, to);
+      } else {
+        reference::linear(linear_of(op), 0, from, count, to);
+      }
+    });
+  }
+
+  void round_fp8_rows(Floats& values, int64_t cols) const {
+    for_each_run([&](int64_t first, int64_t count, bool fp8) {
+      if (fp8) reference::round_to_bf16(count * cols, &values[first * cols]);
+    });
   }
 
   // y = W x + b of all rows, with what their adapters add. x: [rows][in], y: [rows][out]
   void adapted_linear(const Linear& op, const float* x, float* y) const {
-    reference::linear(linear_of(op), 0, x, rows_, y);
+    product(op, x, y);
     if (batch_.adapters == nullptr) return;
     for (int64_t t = 0; t < rows_; ++t) {
       low_rank_add(op, adapter_of(t), x + t * op.weight->cols, y + t * op.weight->rows);
@@ -573,14 +595,20 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   void feed_forward(const Linear& gate, const Linear& up, const Linear& down, Activation activation,
                     Floats& out) const {
     const reference::FeedForward plain = feed_forward_of(gate, up, down, activation);
-    if (batch_.adapters == nullptr && watcher_ == nullptr) {
+    if (batch_.adapters == nullptr && watcher_ == nullptr && !has_fp8(up)) {
       return reference::feed_forward(plain, normed_.data(), rows_, out.data());
     }
     watch({&gate, &up}, 0, normed_.data(), rows_);
     const Linear& first = gate.weight == nullptr ? up : gate;
     Floats gated(rows_ * first.weight->rows), raised(gate.weight == nullptr ? 0 : gated.size());
     adapted_linear(first, normed_.data(), gated.data());
-    if (gate.weight != nullptr) adapted_linear(up, normed_.data(), raised.data());
+    if (gate.weight != nullptr) {
+      adapted_linear(up, normed_.data(), raised.data());
+      if (has_fp8(gate) && has_fp8(up) && has_fp8(down)) {
+        round_fp8_rows(gated, up.weight->rows);
+        round_fp8_rows(raised, up.weight->rows);
+      }
+    }
     for (size_t i = 0; i < gated.size(); ++i) {
       gated[i] = reference::activate(plain, gated[i], raised.empty() ? 1.0f : raised[i]);
     }
@@ -607,7 +635,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   // Query and gate of each head alternate in the product.
   void gated_query(const Linear& q) {
     Floats both(rows_ * q.weight->rows);
-    reference::linear(linear_of(q), 0, normed_.data(), rows_, both.data());
+    product(q, normed_.data(), both.data());
     const int64_t dim = spec_.head_dim;
     for (int64_t i = 0; i < rows_ * spec_.heads; ++i) {
       std::copy_n(&both[2 * i * dim], dim, &query_[i * dim]);
@@ -626,7 +654,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     for (int64_t t = 0; t < rows_; ++t) {
       float* from = &block[t * spec_.hidden];
       norm(norm_after, from, spec_.hidden, from);
-      for (int64_t i = 0; i < spec_.hidden; ++i) residual_[t * spec_.hidden + i] += scale * from[i];
+      reference::add(scale, from, spec_.hidden, &residual_[t * spec_.hidden]);
     }
   }
 
@@ -649,7 +677,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     for (int64_t h = 0; h < heads; ++h)
       reference::rotate(rotary, position, &index_query_[(row * heads + h) * dim]);
     reference::rotate(rotary, position, &index_key_[row * dim]);
-    reference::append_kv(index_keys_of(layer), table, position, &index_key_[row * dim], nullptr);
+    reference::append_kv(pools_.index_keys_of(layer), table, position, &index_key_[row * dim], nullptr);
   }
 
   // [rows][heads][value] of what heads attended to.
@@ -661,6 +689,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
         std::copy_n(&attention_[(t * spec_.heads + h) * spec_.head_dim + s.rope], s.rank,
                     &latent[t * s.rank]);
       }
+      watch({&op}, h, latent.data(), rows_);
       reference::linear(linear_of(op), h, latent.data(), rows_, made.data());
       for (int64_t t = 0; t < rows_; ++t) {
         std::copy_n(&made[t * s.value], s.value, &out[(t * spec_.heads + h) * s.value]);
@@ -670,14 +699,15 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   }
 
   void shared_expert_add(const Experts::Shared& op, Activation activation) {
-    Floats out(rows_ * spec_.hidden), mix(rows_, 1.0f);
+    Floats out(rows_ * spec_.hidden), mix(rows_, 1.0f);  // mix: the factor of each row
     feed_forward(op.gate, op.up, op.down, activation, out);
     if (op.mix.weight != nullptr) {
       reference::linear(linear_of(op.mix), 0, normed_.data(), rows_, mix.data());
-      for (float& x : mix) x = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(x))));
+      reference::squash(reference::Squash::kSigmoid, rows_, mix.data());
     }
-    for (int64_t i = 0; i < rows_ * spec_.hidden; ++i)
-      residual_[i] += op.scale * mix[i / spec_.hidden] * out[i];
+    reference::scale(op.scale, rows_, mix.data());
+    for (int64_t t = 0; t < rows_; ++t)
+      reference::add(mix[t], &out[t * spec_.hidden], spec_.hidden, &residual_[t * spec_.hidden]);
   }
 
   // body(sequence, row, position)
@@ -707,51 +737,15 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
     });
   }
 
-  // What is kept of a layer of RWKV 7.
-  reference::TimeMix shifted_layer(int layer) {
-    const auto [group, index] = spec_.state_place(layer);
-    reference::TimeMix op;
-    op.shape = spec_.state;
-    op.pool = pools_[static_cast<size_t>(group)].data();
-    op.block_floats = static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float));
-    op.layer_offset = index * StateBlock(spec_.state).floats;
-    return op;
-  }
-
-  std::span<std::byte> block_bytes(int group, int32_t block) {
-    const size_t bytes = spec_.kv_block_bytes(group);
-    MILLRACE_CHECK(block >= 0 && block < spec_.kv_groups[group].num_blocks);
-    return std::as_writable_bytes(std::span(pools_[group]))
-        .subspan(static_cast<size_t>(block) * bytes, bytes);
-  }
-
-  reference::PagedKv kv_of(int layer) {
-    const auto [group, index] = spec_.layers[layer];
-    const int32_t heads = spec_.kv_heads_of(group), dim = spec_.head_dim_of(group);
-    return {kv_type_,
-            pools_[group].data(),
-            static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float)),
-            index * static_cast<int64_t>(spec_.kv_layer_bytes(group) / sizeof(float)),
-            heads,
-            dim,
-            spec_.kv_parts()};
-  }
-  // Behind the keys of the layer.
-  reference::PagedKv index_keys_of(int layer) {
-    reference::PagedKv kv = kv_of(layer);
-    kv.layer_offset += int64_t{kBlockTokens} * kv.head_dim;
-    kv.head_dim = spec_.latent.index_dim;
-    return kv;
-  }
   const int32_t* table_of(const SequenceSlice& s, int layer) const {
     return s.tables[spec_.layers[layer].group];
   }
 
   ExecutorSpec spec_;
-  DType kv_type_;
   InputWatcher* watcher_ = nullptr;
   Batch batch_;
   int64_t rows_ = 0;
+  std::vector<bool> fp8_rows_;
   Floats residual_, normed_, query_, key_, value_, attention_, chosen_weight_, logits_;
   Floats attention_gate_;                          // [rows][heads * head_dim]
   Floats mix_;                                     // [rows][mix columns]: of layers with a state
@@ -760,7 +754,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
   Floats layer_inputs_;                            // [rows][layers * layer_input]
   std::vector<int32_t> chosen_, sent_chosen_;
   Floats sent_residual_, sent_weight_;
-  std::vector<Floats> pools_;  // per group: [blocks][layers][key, value][kv_heads][16][head_dim]
+  ReferencePools pools_;
 };
 
 }  // namespace

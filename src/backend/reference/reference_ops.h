@@ -3,9 +3,7 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <span>
 
 #include "backend/backend.h"
 #include "backend/reference/reference_executor.h"
@@ -37,33 +35,11 @@ inline void norm(const Norm& op, const float* x, int64_t size, float* y) {
   }
 }
 
-inline void softcap(float cap, std::span<float> values) {
-  if (cap == 0.0f) return;
-  for (float& x : values) x = static_cast<float>(cap * std::tanh(static_cast<double>(x) / cap));
-}
-
-inline reference::FeedForward::Activation activation_of(Activation activation) {
-  using enum reference::FeedForward::Activation;
-  switch (activation) {
-    case Activation::kSilu:
-      return kSilu;
-    case Activation::kClampedSwiglu:
-      return kClampedSwiglu;
-    case Activation::kGelu:
-      return kGelu;
-    case Activation::kGeluTanh:
-      return kGeluTanh;
-    case Activation::kReluSquared:
-      break;
-  }
-  return kReluSquared;
-}
-
 // Without a gate, `up` is in its place.
 inline reference::FeedForward feed_forward_of(const Linear& gate, const Linear& up, const Linear& down,
                                               Activation activation) {
-  if (gate.weight == nullptr) return {linear_of(up), {}, linear_of(down), activation_of(activation)};
-  return {linear_of(gate), linear_of(up), linear_of(down), activation_of(activation)};
+  if (gate.weight == nullptr) return {linear_of(up), {}, linear_of(down), activation};
+  return {linear_of(gate), linear_of(up), linear_of(down), activation};
 }
 
 }  // namespace millrace

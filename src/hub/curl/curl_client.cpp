@@ -11,7 +11,6 @@
 
 #include "base/error.h"
 #include "hub/http_client.h"
-#include "hub/hub.h"
 
 #ifndef MILLRACE_VERSION
 #error "the build defines MILLRACE_VERSION"

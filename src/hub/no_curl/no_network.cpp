@@ -3,7 +3,6 @@
 #include "base/error.h"
 #include "hub/digest.h"
 #include "hub/http_client.h"
-#include "hub/hub.h"
 
 namespace millrace::hub {
 

@@ -1,5 +1,5 @@
 // One function per scheme: the weight that these tensors store, of so many rows and columns. Internal to
-// quantized_weights; find_quantized.cpp chooses.
+// quantized_weights; quantized_weight.cpp chooses.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

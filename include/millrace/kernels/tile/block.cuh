@@ -1,4 +1,4 @@
-// The block's level of the tile vocabulary: tiles in shared memory as tensor copies bring them and warpgroup
+// The block's level of the tile vocabulary: tiles in shared memory as tensor copies load them and warpgroup
 // products read them, the copies, and the products (sm_90a). Rings and roles are in ring.cuh.
 //
 // Shared<Element, kRows, kColumns> of 16 bits is [kColumns / 64][kRows][128 bytes], every 128 bytes swizzled:

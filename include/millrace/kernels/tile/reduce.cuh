@@ -15,6 +15,16 @@ __device__ inline float warp_sum(float value) {
   return value;
 }
 
+// Over the four lanes of a quad, which share a row of a product's sums; all lanes get it.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+
 // Every thread of a CTA of kThreads gets the sum. All must call; at most once between two other barriers, for
 // `partial` is written before the barrier and read after it.
 template <int kThreads>

@@ -1,6 +1,6 @@
 // Barriers of a block and the ring of stages between a producer and its consumers.
 //
-//     producer    wait empty[i] -> ask for copies to stage i -> they arrive on full[i]
+//     producer    wait empty[i] -> issue copies to stage i   -> they arrive on full[i]
 //     consumers   wait full[i]  -> read stage i              -> each arrives on empty[i]
 //
 // Who is at round n of a ring is at stage n % kStages, and waits for the phase of parity n / kStages % 2.

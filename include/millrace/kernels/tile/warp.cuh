@@ -3,11 +3,10 @@
 //
 //     Sums      what a product leaves, float32. v[b][4j + 2r + c] is row 16b + g + 8r, column 8j + 2t + c.
 //     Left      the left operand of a product, pairs of 16 bits. v[b][s][i] is row 16b + g + 8 (i % 2),
-//     columns
-//               16s + 8 (i / 2) + 2t and + 1. Rounding Sums gives it: no value changes its lane.
-//     Right     the right operand, [kRows of K][kColumns]: v[s][n][i] is column 16n + 8 (i / 2) + g, rows 16s
-//     + 8
-//               (i % 2) + 2t and + 1.
+//               columns 16s + 8 (i / 2) + 2t and + 1. Rounding Sums gives it: no value changes its
+//               lane.
+//     Right     the right operand, [kRows of K][kColumns]: v[s][n][i] is column 16n + 8 (i / 2) + g,
+//               rows 16s + 8 (i % 2) + 2t and + 1.
 //
 // A warpgroup's product (block.cuh) leaves 64 rows, 16 in each of its warps: Registers<float, 16, N, Sums>.
 #pragma once
@@ -109,15 +108,7 @@ __device__ __forceinline__ void exp2_rows(SumTile<kRows, kColumns>& x, float sca
 
 // ---------------------------------------------------------------- rows
 
-// Over the four lanes of a quad, which share a row; all lanes get it.
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(kAllLanes, x, 1);
-  return x + __shfl_xor_sync(kAllLanes, x, 2);
-}
+// quad_max and quad_sum (reduce.cuh): of the lanes that share a row.
 template <int kRows>
 __device__ __forceinline__ void quad_sum(RowValues<kRows>& x) {
 #pragma unroll

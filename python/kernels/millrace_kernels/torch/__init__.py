@@ -19,6 +19,7 @@ from ._functional import (add_layer_norm, add_rms_norm, clamped_swiglu, cross_en
 from ._quantized import (LowBitLinear, QuantizedLinear, dequantize, lowbit_quantize, quantize,  # noqa: E402
                          quantize_)
 from ._transformers import register_attention  # noqa: E402
+from . import _batching  # noqa: E402,F401  of all operations, Python's too
 
 __all__ = [
     "LowBitLinear", "PackedWeight", "QuantizedLinear", "add_layer_norm", "add_rms_norm", "attention", "attention_paged", "clamped_swiglu",

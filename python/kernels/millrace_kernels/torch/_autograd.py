@@ -2,32 +2,49 @@
 
 import torch
 
+from ._direct_call import direct
+
 ops = torch.ops.millrace
 
 
-RECORDED = {}  # of an operation's name: what calls it and records its gradient, without compiling or transforming
+RECORDED = {}  # of an operation's name: what it saves, which of its results have a gradient, and that
 
 
-def differentiable(name, setup, twice=False):
+def differentiable(name, setup, twice=False, results=None):
     """The function below it is the gradient of millrace::name; it gets what `setup` saved. twice: it is made of operations
-    that have gradients themselves; of any other a second derivative is refused."""
+    that have gradients themselves; of any other a second derivative is refused. results: so many have a gradient, all of
+    them without; those that nobody used come as None."""
 
     def register(backward):
         gradient = backward if twice else once(name, backward)
-        torch.library.register_autograd(f"millrace::{name}", gradient, setup_context=setup)
-        RECORDED[name] = recording(getattr(ops, name).default, setup, gradient)
+        torch.library.register_autograd(f"millrace::{name}", gradient, setup_context=marking(setup, results))
+        RECORDED[name] = setup, results, gradient
         return gradient
 
     return register
 
 
+def marking(setup, results):
+    def whole(ctx, inputs, output):
+        setup(ctx, inputs, output)
+        ctx.mark_non_differentiable(*output[results:])
+        ctx.set_materialize_grads(False)
+
+    return setup if results is None else whole
+
+
 class _Refused(torch.autograd.Function):
     """The first `count` tensors, as made of the rest: until somebody asks for the gradient."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, name, count, *tensors):
-        ctx.name = name
+    def forward(name, count, *tensors):
         return tensors[:count]
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.name = inputs[0]
 
     @staticmethod
     def backward(ctx, *_):
@@ -52,24 +69,92 @@ def once(name, backward):
     return gradient
 
 
-def recording(op, setup, backward):
-    """op with all of its arguments by an autograd.Function of its own: a third of the time that the one takes which
-    register_autograd makes for every kind of operation."""
-    call = getattr(op, "_op", op)
+def defaults_of(op):
+    return [a.default_value if a.has_default_value() else None for a in op._schema.arguments]
 
-    class Recorded(torch.autograd.Function):
 
-        @staticmethod
-        def forward(ctx, *args):
-            with torch._C._AutoDispatchBelowAutograd():
-                made = call(*args)
-            setup(ctx, args, made)
+def recording(name, results=None):
+    """millrace::name by an autograd.Function of its own: a third of the time that the one takes which register_autograd
+    makes for every kind of operation. results: so many of them are given, one by itself, and those are all that have a
+    gradient; what is saved alone costs nothing on the way out."""
+    op, (save, with_gradient, backward) = getattr(ops, name).default, RECORDED[name]
+    assert results in (None, with_gradient)
+    call, below_autograd = getattr(op, "_op", op), torch._C._AutoDispatchBelowAutograd
+    defaults = defaults_of(op)
+    setup = marking(save, with_gradient) if results is None else save
+
+    def dispatched(*args):
+        with below_autograd():
+            return call(*args)
+
+    compute = direct(name, (), None, dispatched)
+
+    def forward(ctx, *args):
+        made = compute(*args)
+        setup(ctx, args if len(args) == len(defaults) else (*args, *defaults[len(args):]), made)
+        if results is None:
             return made
+        if results == 1:
+            return made[0]
+        ctx.set_materialize_grads(False)
+        return made[:results]
 
-    Recorded.__name__ = Recorded.__qualname__ = op.name().replace("::", "_")
-    Recorded.backward = staticmethod(backward)
+    # By its name in torch's messages, which is taken when the class is made.
+    made = type(f"millrace_{name}", (torch.autograd.Function,),
+                {"forward": staticmethod(forward), "backward": staticmethod(backward)})
     # Function.apply itself looks for functorch's transforms, which `entry` has done.
-    return super(torch.autograd.Function, Recorded).apply
+    return super(torch.autograd.Function, made).apply
+
+
+def transformed(name):
+    """millrace::name for torch.func: its transforms want what is computed and what is saved of it apart."""
+    op, (save, results, backward) = getattr(ops, name).default, RECORDED[name]
+    setup, defaults = marking(save, results), defaults_of(op)
+
+    def setup_context(ctx, inputs, output):
+        setup(ctx, (*inputs, *defaults[len(inputs):]), output)
+
+    def forward(*args):
+        return op(*args)
+
+    return type(f"millrace_{name}", (torch.autograd.Function,), {
+        "forward": staticmethod(forward), "setup_context": staticmethod(setup_context), "backward": staticmethod(backward),
+        "generate_vmap_rule": True}).apply
+
+
+def under_transforms(name):
+    """What calls millrace::name where torch.func's transforms look on."""
+    apply, count = transformed(name), CAST.get(name, 0)
+
+    def go(*args):
+        device = args[0].device.type if count else ""
+        if count == 0 or not torch.is_autocast_enabled(device):
+            return apply(*args)
+        with torch.autocast(device, enabled=False):
+            return apply(*cast_of(args, count, torch.get_autocast_dtype(device)))
+
+    return go
+
+
+class _Again:
+    """Operations in gradients that are differentiable themselves: torch.func's transforms want them in their own way."""
+
+    def __getattr__(self, name):
+        op, transforms_active = getattr(ops, name).default, torch._C._are_functorch_transforms_active
+        made = {}
+
+        def go(*args):
+            if torch.compiler.is_compiling() or not transforms_active():
+                return op(*args)
+            if not made:
+                made[name] = under_transforms(name)
+            return made[name](*args)
+
+        setattr(self, name, go)
+        return go
+
+
+again = _Again()
 
 
 def like(gradient, x):
@@ -85,12 +170,10 @@ def save_attention(ctx, inputs, output):
     out, lse = output
     ctx.save_for_backward(q, k, v, out, lse, sinks, cu_q, cu_k, starts, columns)
     ctx.lengths, ctx.numbers = (max_q, max_k), numbers
-    ctx.mark_non_differentiable(lse)
-    ctx.set_materialize_grads(False)
 
 
-@differentiable("attention", save_attention)
-def _(ctx, d_out, _):
+@differentiable("attention", save_attention, results=1)
+def _(ctx, d_out, *_):
     if d_out is None:
         return (None,) * 16
     q, k, v, out, lse, sinks, cu_q, cu_k, starts, columns = ctx.saved_tensors
@@ -100,23 +183,22 @@ def _(ctx, d_out, _):
 
 
 def save_attention_dense(ctx, inputs, output):
-    q, k, v, *ctx.numbers, ctx.heads_first = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
+    q, k, v, sinks, ctx.heads_first, causal, scale, softcap, left, right = inputs
+    ctx.numbers = scale, softcap, left, 0 if causal else right
+    ctx.save_for_backward(q, k, v, *output, sinks)
 
 
-@differentiable("attention_dense_lse", save_attention_dense)
-def _(ctx, d_out, _):
+@differentiable("attention_dense_lse", save_attention_dense, results=1)
+def _(ctx, d_out, *_):
     if d_out is None:
-        return (None,) * 8
-    *tensors, lse = (d_out, *ctx.saved_tensors)
+        return (None,) * 10
+    *tensors, lse, sinks = (d_out, *ctx.saved_tensors)
     if ctx.heads_first:
         tensors = [x.transpose(1, 2) for x in tensors]
-    *made, _ = ops.attention_backward(*tensors, lse, None, None, None, 0, 0, None, None, 0, 0, *ctx.numbers)
+    *made, d_sinks = ops.attention_backward(*tensors, lse, sinks, None, None, 0, 0, None, None, 0, 0, *ctx.numbers)
     if ctx.heads_first:
         made = [x.transpose(1, 2) for x in made]
-    return *made, None, None, None, None, None
+    return *made, None if sinks is None else d_sinks, *(None,) * 6
 
 
 # ---------------------------------------------------------------- norms
@@ -134,8 +216,6 @@ def norm_gradients(ctx, dy, dsum):
 def save_norm(ctx, x, weight, bias, mean, rstd, offset):
     ctx.save_for_backward(x, weight, bias, mean, rstd)
     ctx.offset = offset
-    ctx.mark_non_differentiable(*(t for t in (mean, rstd) if t is not None))
-    ctx.set_materialize_grads(False)
 
 
 def save_rms_norm(ctx, inputs, output):
@@ -143,8 +223,8 @@ def save_rms_norm(ctx, inputs, output):
     save_norm(ctx, x, weight, None, None, output[1], offset)
 
 
-@differentiable("rms_norm", save_rms_norm)
-def _(ctx, dy, _):
+@differentiable("rms_norm", save_rms_norm, results=1)
+def _(ctx, dy, *_):
     d_x, d_weight, _ = norm_gradients(ctx, dy, None)
     return d_x, d_weight, None, None
 
@@ -154,7 +234,7 @@ def save_layer_norm(ctx, inputs, output):
     save_norm(ctx, x, weight, bias, output[1], output[2], 0.0)
 
 
-@differentiable("layer_norm", save_layer_norm)
+@differentiable("layer_norm", save_layer_norm, results=1)
 def _(ctx, dy, *_):
     return *norm_gradients(ctx, dy, None), None
 
@@ -165,8 +245,8 @@ def save_add_rms_norm(ctx, inputs, output):
     ctx.types = x.dtype, residual.dtype
 
 
-@differentiable("add_rms_norm", save_add_rms_norm)
-def _(ctx, dy, dsum, _):
+@differentiable("add_rms_norm", save_add_rms_norm, results=2)
+def _(ctx, dy, dsum, *_):
     d_sum, d_weight, _ = norm_gradients(ctx, dy, dsum)
     return d_sum.to(ctx.types[0]), d_sum.to(ctx.types[1]), d_weight, None, None
 
@@ -177,7 +257,7 @@ def save_add_layer_norm(ctx, inputs, output):
     ctx.types = x.dtype, residual.dtype
 
 
-@differentiable("add_layer_norm", save_add_layer_norm)
+@differentiable("add_layer_norm", save_add_layer_norm, results=2)
 def _(ctx, dy, dsum, *_):
     d_sum, d_weight, d_bias = norm_gradients(ctx, dy, dsum)
     return d_sum.to(ctx.types[0]), d_sum.to(ctx.types[1]), d_weight, d_bias, None
@@ -194,7 +274,7 @@ def save_rotary(ctx, inputs, output):
 @differentiable("rotary", save_rotary, twice=True)
 def _(ctx, dy):
     positions, inv_freq = ctx.saved_tensors
-    return ops.rotary(dy, positions, inv_freq, ctx.magnitude, ctx.interleaved, not ctx.inverse), *(None,) * 5
+    return again.rotary(dy, positions, inv_freq, ctx.magnitude, ctx.interleaved, not ctx.inverse), *(None,) * 5
 
 
 def save_activation(ctx, inputs, output):
@@ -235,42 +315,38 @@ def save_dropout(ctx, inputs, output):
 
 @differentiable("dropout", save_dropout, twice=True)
 def _(ctx, dy):
-    return ops.dropout(dy, ctx.p, *ctx.saved_tensors), None, None
+    return again.dropout(dy, ctx.p, *ctx.saved_tensors), None, None
 
 
 # ---------------------------------------------------------------- losses, tables
 
 
 def save_cross_entropy(ctx, inputs, output):
-    logits, targets, ctx.ignore = inputs
+    logits, targets, ctx.ignore, ctx.reduction = inputs
     ctx.save_for_backward(logits, targets, output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
 
 
-@differentiable("cross_entropy", save_cross_entropy)
-def _(ctx, d_loss, _):
+@differentiable("cross_entropy", save_cross_entropy, results=1)
+def _(ctx, d_loss, *_):
     if d_loss is None:
-        return None, None, None
+        return None, None, None, None
     logits, targets, lse = ctx.saved_tensors
-    return ops.cross_entropy_backward(d_loss, logits, targets, lse, ctx.ignore), None, None
+    return ops.cross_entropy_backward(d_loss, logits, targets, lse, ctx.ignore, ctx.reduction), None, None, None
 
 
 def save_linear_cross_entropy(ctx, inputs, output):
-    hidden, weight, targets, ctx.ignore = inputs
+    hidden, weight, targets, ctx.ignore, ctx.reduction = inputs
     ctx.save_for_backward(hidden, weight, targets, output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
 
 
-@differentiable("linear_cross_entropy", save_linear_cross_entropy)
-def _(ctx, d_loss, _):
+@differentiable("linear_cross_entropy", save_linear_cross_entropy, results=1)
+def _(ctx, d_loss, *_):
     wanted = ctx.needs_input_grad[:2]
     if d_loss is None or not any(wanted):
-        return None, None, None, None
+        return (None,) * 5
     hidden, weight, targets, lse = ctx.saved_tensors
-    made = ops.linear_cross_entropy_backward(d_loss, hidden, weight, targets, lse, ctx.ignore, *wanted)
-    return *(d if w else None for d, w in zip(made, wanted)), None, None
+    made = ops.linear_cross_entropy_backward(d_loss, hidden, weight, targets, lse, ctx.ignore, *wanted, ctx.reduction)
+    return *(d if w else None for d, w in zip(made, wanted)), None, None, None
 
 
 def save_embedding(ctx, inputs, output):
@@ -304,9 +380,9 @@ def _(ctx, dy):
     rows = as_rows(dy)
     d_x = d_weight = d_bias = None
     if ctx.needs_input_grad[0]:
-        d_x = ops.matmul(rows, weight).reshape(x.shape)
+        d_x = again.matmul(rows, weight).reshape(x.shape)
     if ctx.needs_input_grad[1]:
-        d_weight = ops.matmul(rows, as_rows(x), True, False)
+        d_weight = again.matmul(rows, as_rows(x), True, False)
     if ctx.has_bias and ctx.needs_input_grad[2]:
         d_bias = rows.sum(0, dtype=torch.float32)
     return d_x, d_weight, d_bias
@@ -323,9 +399,9 @@ def _(ctx, dc):
     transpose_a, transpose_b = ctx.transposed
     d_a = d_b = None
     if ctx.needs_input_grad[0]:
-        d_a = ops.matmul(b, dc, transpose_b, True) if transpose_a else ops.matmul(dc, b, False, not transpose_b)
+        d_a = again.matmul(b, dc, transpose_b, True) if transpose_a else again.matmul(dc, b, False, not transpose_b)
     if ctx.needs_input_grad[1]:
-        d_b = ops.matmul(dc, a, True, transpose_a) if transpose_b else ops.matmul(a, dc, not transpose_a, False)
+        d_b = again.matmul(dc, a, True, transpose_a) if transpose_b else again.matmul(a, dc, not transpose_a, False)
     return d_a, d_b, None, None
 
 
@@ -342,7 +418,7 @@ def _(ctx, dy):
     rows = as_rows(dy)
     if ctx.needs_input_grad[0]:
         plain = ops.dequantize(weight, ctx.type, scales, *ctx.grid)
-        d_x = ops.matmul(rows, plain).reshape(*dy.shape[:-1], plain.shape[1])
+        d_x = again.matmul(rows, plain).reshape(*dy.shape[:-1], plain.shape[1])
     if ctx.has_bias and ctx.needs_input_grad[4]:
         d_bias = rows.sum(0)
     return d_x, None, None, None, d_bias, None, None
@@ -364,7 +440,7 @@ def _(ctx, dy):
             raise NotImplementedError(f"millrace::linear_packed: no gradient of x with weights of {ctx.type} on a GPU, "
                                       f"expected {', '.join(UNPACKED_ON_GPU)}")
         plain = ops.weight_unpack(packed, ctx.type, ctx.rows, ctx.cols)
-        d_x = ops.matmul(rows, plain).reshape(*dy.shape[:-1], ctx.cols)
+        d_x = again.matmul(rows, plain).reshape(*dy.shape[:-1], ctx.cols)
     if ctx.has_bias and ctx.needs_input_grad[5]:
         d_bias = rows.sum(0)
     return d_x, None, None, None, None, d_bias
@@ -405,7 +481,7 @@ def _(ctx, dy):
     (weight,) = ctx.saved_tensors
     d_x = d_bias = None
     if ctx.needs_input_grad[0]:
-        d_x = ops.lowbit_linear(dy.contiguous(), weight, *ctx.shape, None, not ctx.backward_pass)
+        d_x = again.lowbit_linear(dy.contiguous(), weight, *ctx.shape, None, not ctx.backward_pass)
     if ctx.has_bias and ctx.needs_input_grad[6]:
         d_bias = as_rows(dy).float().sum(0)
     return d_x, None, None, None, None, None, d_bias, None
@@ -508,15 +584,21 @@ def _(dy, x, chosen, weights, gate, up, down, gate_bias, up_bias, down_bias, typ
 _library = torch.library.Library("millrace", "FRAGMENT")
 
 
+CAST = {}  # of an operation's name: so many of its first tensors are taken in autocast's type
+
+
+def cast_of(args, count, to):
+    return [a.to(to) if i < count and a.is_floating_point() else a for i, a in enumerate(args)]
+
+
 def cast_under_autocast(name, count):
     """Products and attention take their first `count` tensors in autocast's type; everything else sums in float32."""
-    op = getattr(ops, name).default
+    op, CAST[name] = getattr(ops, name).default, count
 
     for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
 
         def kernel(*args, device=device, **named):
-            to = torch.get_autocast_dtype(device)
-            cast = [a.to(to) if i < count and a.is_floating_point() else a for i, a in enumerate(args)]
+            cast = cast_of(args, count, torch.get_autocast_dtype(device))
             with torch.autocast(device, enabled=False):
                 return op(*cast, **named)
 
@@ -527,6 +609,8 @@ cast_under_autocast("linear", 2)
 cast_under_autocast("matmul", 2)
 cast_under_autocast("linear_cross_entropy", 2)
 cast_under_autocast("attention", 3)
+cast_under_autocast("attention_plain", 3)
 cast_under_autocast("attention_dense", 3)
 cast_under_autocast("attention_dense_lse", 3)
 cast_under_autocast("attention_paged", 3)
+cast_under_autocast("attention_paged_plain", 3)

@@ -33,13 +33,19 @@ def _(q, k, v, sinks=None, cu_q=None, cu_k=None, max_q=0, max_k=0, block_starts=
     return q.new_empty((*q.shape[:-1], v.shape[-1])), lse_of(q)
 
 
+@fake("attention_plain")
+def _(q, k, v, sinks=None, cu_q=None, cu_k=None, max_q=0, max_k=0, block_starts=None, block_columns=None, block_q=0,
+      block_k=0, scale=0.0, softcap=0.0, window_left=-1, window_right=-1):
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
 @fake("attention_dense")
-def _(q, k, v, scale=0.0, softcap=0.0, window_left=-1, window_right=-1, heads_first=False):
+def _(q, k, v, sinks=None, heads_first=False, causal=False, scale=0.0, softcap=0.0, window_left=-1, window_right=-1):
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
 @fake("attention_dense_lse")
-def _(q, k, v, scale=0.0, softcap=0.0, window_left=-1, window_right=-1, heads_first=False):
+def _(q, k, v, sinks=None, heads_first=False, causal=False, scale=0.0, softcap=0.0, window_left=-1, window_right=-1):
     return q.new_empty((*q.shape[:-1], v.shape[-1])), lse_of(q.transpose(1, 2) if heads_first else q)
 
 
@@ -69,9 +75,20 @@ def _(q, k_pages, v_pages, page_table, k_lengths, sinks=None, cu_q=None, max_q=0
     return q.new_empty((*q.shape[:-1], v_pages.shape[-1])), lse_of(q)
 
 
+@fake("attention_paged_plain")
+def _(q, k_pages, v_pages, page_table, k_lengths, sinks=None, cu_q=None, max_q=0, scale=0.0, softcap=0.0,
+      window_left=-1, window_right=-1):
+    return q.new_empty((*q.shape[:-1], v_pages.shape[-1]))
+
+
 @fake("norm_plain")
 def _(x, weight=None, bias=None, eps=1e-6, weight_offset=0.0, layer=False):
     return packed(x)
+
+
+@fake("add_norm_plain")
+def _(x, residual, weight=None, bias=None, layer=False, eps=1e-6, weight_offset=0.0):
+    return packed(x), packed(residual)
 
 
 @fake("rms_norm")
@@ -141,23 +158,27 @@ def _(x, p, seed):
     return packed(x)
 
 
+def loss_of(x, reduction):
+    return per_row(x) if reduction == 0 else x.new_empty((), dtype=torch.float32)
+
+
 @fake("cross_entropy")
-def _(logits, targets, ignore_index=-100):
-    return per_row(logits), per_row(logits)
+def _(logits, targets, ignore_index=-100, reduction=0):
+    return loss_of(logits, reduction), per_row(logits)
 
 
 @fake("cross_entropy_backward")
-def _(dloss, logits, targets, lse, ignore_index=-100):
+def _(dloss, logits, targets, lse, ignore_index=-100, reduction=0):
     return packed(logits)
 
 
 @fake("linear_cross_entropy")
-def _(hidden, weight, targets, ignore_index=-100):
-    return per_row(hidden), per_row(hidden)
+def _(hidden, weight, targets, ignore_index=-100, reduction=0):
+    return loss_of(hidden, reduction), per_row(hidden)
 
 
 @fake("linear_cross_entropy_backward")
-def _(dloss, hidden, weight, targets, lse, ignore_index=-100, want_hidden=True, want_weight=True):
+def _(dloss, hidden, weight, targets, lse, ignore_index=-100, want_hidden=True, want_weight=True, reduction=0):
     return (packed(hidden) if want_hidden else hidden.new_empty((0,)),
             packed(weight) if want_weight else weight.new_empty((0,)))
 
@@ -256,5 +277,10 @@ def _(x, chosen, weights, gate, up, down, gate_bias=None, up_bias=None, down_bia
 
 
 @fake("sample")
+def _(logits, uniform, temperature, top_k, top_p, min_p):
+    return logits.new_empty((logits.shape[0],), dtype=torch.int32)
+
+
+@fake("sample_alike")
 def _(logits, uniform, temperature, top_k, top_p, min_p):
     return logits.new_empty((logits.shape[0],), dtype=torch.int32)

@@ -1,5 +1,6 @@
 """Functions over torch.ops.millrace with the names and the manners of torch.nn.functional."""
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -8,12 +9,14 @@ from torch import is_grad_enabled
 from torch.autograd import forward_ad
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C import _is_any_autocast_enabled as any_autocast
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
-from ._autograd import RECORDED
+from ._autograd import RECORDED, recording, under_transforms
+from ._direct_call import direct
 from ._fake import BLOCKS
 
 ops = torch.ops.millrace
+_F32, _I32, _I64 = torch.float32, torch.int32, torch.int64
 
 
 def watched():
@@ -30,34 +33,51 @@ def _refuse_tangents(name, args):
             raise NotImplementedError(f"millrace::{name} has no derivative in forward mode, expected reverse mode")
 
 
-def entry(name, differentiable):
-    """What calls millrace::name with all of its arguments; those at `differentiable` are tensors or None, and have a
-    gradient.
+def quick(name, differentiable, results, otherwise, stepped=0, step=1):
+    """millrace::name past torch's dispatcher where that may be; else `otherwise`, with the same arguments."""
+    at_once = direct(name, differentiable, results, otherwise, stepped, step)
+
+    def go(*args):  # other compilers than Dynamo, which cannot see into at_once, show themselves to it
+        return otherwise(*args) if is_dynamo_compiling() else at_once(*args)
+
+    return go
+
+
+def entry(name, differentiable, results=None):
+    """What calls millrace::name; its arguments at `differentiable` are tensors or None, have a gradient, and
+    are told. results: so many of them are given, one by itself; all of them without.
 
     Where a gradient is wanted, by the recording of _autograd; else past it. Compilers, transforms and autocast see the
     operation itself, whose kernels of those kinds are torch's and take several times as long.
     """
     op = getattr(ops, name).default
-    call, record = getattr(op, "_op", op), RECORDED.get(name)
+    call, record, transformed = getattr(op, "_op", op), None, op
+    if name in RECORDED:
+        record, transformed = recording(name, results), under_transforms(name)
     below_autograd = torch._C._AutoDispatchBelowAutograd
+
+    def given(made):
+        return made if results is None else made[0] if results == 1 else made[:results]
 
     def go(*args):
         if watched() or any_autocast():
             _refuse_tangents(name, args)
-            return op(*args)
+            return given((transformed if transforms_active() and not is_compiling() else op)(*args))
         if record is not None and is_grad_enabled():
             for i in differentiable:
                 x = args[i]
                 if x is not None and x.requires_grad:
                     return record(*args)
         with below_autograd():
-            return call(*args)
+            return given(call(*args))
 
-    return go
+    return quick(name, differentiable, results, go)
 
 
 def _int32(x, name):
-    if x.dtype == torch.int32:
+    """Whole numbers as an operation takes them: int64 as well, on a CPU."""
+    dtype = x.dtype
+    if dtype is _I32 or dtype is _I64 and x.is_cpu:
         return x
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise TypeError(f"{name} has dtype {x.dtype}, expected whole numbers")
@@ -67,41 +87,64 @@ def _int32(x, name):
     return x.to(torch.int32)
 
 
-_rms_norm, _layer_norm = entry("rms_norm", (0, 1)), entry("layer_norm", (0, 1, 2))
-_norm_plain = getattr(ops.norm_plain.default, "_op", ops.norm_plain.default)  # has no gradient
-_add_rms_norm, _add_layer_norm = entry("add_rms_norm", (0, 1, 2)), entry("add_layer_norm", (0, 1, 2, 3))
+def _float32(x):
+    return x if x.dtype is _F32 else x.to(_F32)  # .to() of what it is already takes 0.7 us
+
+
+def _kept(made):
+    """May a tensor be used in later calls? Not one that a mode of torch has made, or that has no gradients for good."""
+    return made.__class__ is torch.Tensor and not made.is_inference()
+
+
+_rms_norm, _layer_norm = entry("rms_norm", (0, 1), 1), entry("layer_norm", (0, 1, 2), 1)
+_add_rms_norm, _add_layer_norm = entry("add_rms_norm", (0, 1, 2), 2), entry("add_layer_norm", (0, 1, 2, 3), 2)
+# Where no gradient is wanted nothing is made for one.
+_norm_plain = quick("norm_plain", (0, 1, 2), None, lambda x, weight, bias, eps, offset, layer: _layer_norm(
+    x, weight, bias, eps) if layer else _rms_norm(x, weight, eps, offset))
+_add_norm_plain = quick("add_norm_plain", (0, 1, 2, 3), None, lambda x, r, weight, bias, layer, eps, offset: _add_layer_norm(
+    x, r, weight, bias, eps) if layer else _add_rms_norm(x, r, weight, eps, offset))
 _rotary, _activation, _gated_activation = entry("rotary", (0,)), entry("activation", (0,)), entry("gated_activation", (0, 1))
 _softmax, _dropout = entry("softmax", (0,)), entry("dropout", (0,))
-_cross_entropy, _linear_cross_entropy = entry("cross_entropy", (0,)), entry("linear_cross_entropy", (0, 1))
+_cross_entropy, _linear_cross_entropy = entry("cross_entropy", (0,), 1), entry("linear_cross_entropy", (0, 1), 1)
 _embedding, _linear = entry("embedding", (1,)), entry("linear", (0, 1, 2))
 _linear_packed, _experts_packed = entry("linear_packed", (0, 5)), entry("experts_packed", ())
-_route, _experts, _sample = entry("route", (0,)), entry("experts", (0, 2, 3, 4, 5, 6, 7, 8)), entry("sample", ())
+_route, _experts = entry("route", (0,)), entry("experts", (0, 2, 3, 4, 5, 6, 7, 8))
+_sample, _sample_alike = entry("sample", ()), entry("sample_alike", ())
 
 
 def rms_norm(x, weight=None, eps=1e-6, weight_offset=0.0):
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last dimension. Gemma's weights have offset 1."""
-    if watched() or is_grad_enabled() and (
-            x.requires_grad or weight is not None and weight.requires_grad):
-        return _rms_norm(x, weight, eps, weight_offset)[0]
     return _norm_plain(x, weight, None, eps, weight_offset, False)
 
 
 def layer_norm(x, weight=None, bias=None, eps=1e-5):
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
-    if watched() or is_grad_enabled() and (
-            x.requires_grad or weight is not None and weight.requires_grad or bias is not None and bias.requires_grad):
-        return _layer_norm(x, weight, bias, eps)[0]
     return _norm_plain(x, weight, bias, eps, 0.0, True)
 
 
 def add_rms_norm(x, residual, weight=None, eps=1e-6, weight_offset=0.0):
     """sum = x + residual; (rms_norm(sum), sum)."""
-    return _add_rms_norm(x, residual, weight, eps, weight_offset)[:2]
+    return _add_norm_plain(x, residual, weight, None, False, eps, weight_offset)
 
 
 def add_layer_norm(x, residual, weight=None, bias=None, eps=1e-5):
     """sum = x + residual; (layer_norm(sum), sum)."""
-    return _add_layer_norm(x, residual, weight, bias, eps)[:2]
+    return _add_norm_plain(x, residual, weight, bias, True, eps, 0.0)
+
+
+@functools.lru_cache(maxsize=64)
+def _frequencies_of(dim, base, device):
+    half = torch.arange(dim // 2, device=device, dtype=torch.float64)
+    return (base**(-2.0 * half / dim)).to(torch.float32)
+
+
+def _frequencies(dim, base, device):
+    if watched():
+        return _frequencies_of.__wrapped__(dim, base, device)
+    made = _frequencies_of(dim, base, device)
+    if not _kept(made):
+        _frequencies_of.cache_clear()
+    return made
 
 
 def rotary(x, positions, inv_freq=None, *, base=10000.0, magnitude=1.0, interleaved=False):
@@ -109,11 +152,13 @@ def rotary(x, positions, inv_freq=None, *, base=10000.0, magnitude=1.0, interlea
 
     inv_freq [rotary dimensions / 2]: the angle per position of each pair; None: base^(-2 i / head_dim).
     """
+    shape = x.shape
     if inv_freq is None:
-        half = torch.arange(x.shape[-1] // 2, device=x.device, dtype=torch.float64)
-        inv_freq = base**(-2.0 * half / x.shape[-1])
-    positions = _int32(positions, "positions").expand(x.shape[:-2])
-    return _rotary(x, positions, inv_freq.to(torch.float32), magnitude, interleaved, False)
+        inv_freq = _frequencies(shape[-1], base, x.device)
+    positions = _int32(positions, "positions")
+    if positions.shape != shape[:-2]:
+        positions = positions.expand(shape[:-2])
+    return _rotary(x, positions, _float32(inv_freq), magnitude, interleaved, False)
 
 
 def gelu(x, approximate="none"):
@@ -151,29 +196,36 @@ def softmax(x, scale=1.0):
 
 def cross_entropy(logits, targets, *, ignore_index=-100, reduction="mean"):
     """Of logits [..., vocab] and classes [...]. "mean" is over the targets that are not ignore_index, as torch's is."""
-    _check_reduction(reduction)
-    loss = _cross_entropy(logits, _int32(targets, "targets"), ignore_index)[0]
-    return _reduced(loss, targets, ignore_index, reduction)
+    how = _number_of(reduction)
+    if not logits.is_cuda:
+        return _cross_entropy(logits, _int32(targets, "targets"), ignore_index, how)
+    return _reduced(_cross_entropy(logits, _int32(targets, "targets"), ignore_index, 0), targets, ignore_index, how)
 
 
 def linear_cross_entropy(hidden, weight, targets, *, ignore_index=-100, reduction="mean"):
     """cross_entropy(hidden W^T, targets) of hidden [..., in] and weight [vocab, in], without its logits: forward and
     backward compute so many of them at a time. Gradients of hidden and weight, on a CPU."""
-    _check_reduction(reduction)
-    loss = _linear_cross_entropy(hidden, weight, _int32(targets, "targets"), ignore_index)[0]
-    return _reduced(loss, targets, ignore_index, reduction)
+    how, targets = _number_of(reduction), _int32(targets, "targets")
+    if not hidden.is_cuda:
+        return _linear_cross_entropy(hidden, weight, targets, ignore_index, how)
+    return _reduced(_linear_cross_entropy(hidden, weight, targets, ignore_index, 0), targets, ignore_index, how)
 
 
-def _check_reduction(reduction):
-    if reduction not in ("mean", "sum", "none"):
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+
+
+def _number_of(reduction):
+    if reduction not in _REDUCTIONS:
         raise ValueError(f'reduction is "{reduction}", expected "mean", "sum" or "none"')
+    return _REDUCTIONS[reduction]
 
 
-def _reduced(loss, targets, ignore_index, reduction):
-    if reduction == "none":
+def _reduced(loss, targets, ignore_index, how):
+    """On a GPU; on a CPU the operation does it."""
+    if how == 0:
         return loss
     total = loss.sum()
-    return total if reduction == "sum" else total / (targets != ignore_index).sum()
+    return total if how == 2 else total / (targets != ignore_index).sum()
 
 
 def embedding(tokens, table, scale=1.0):
@@ -198,9 +250,7 @@ def dropout(x, p=0.5, training=True, seed=None):
 
 def linear(x, weight, bias=None):
     """x W^T + bias, with sums in float32; gradients of all three."""
-    if bias is not None and bias.dtype != torch.float32:
-        bias = bias.to(torch.float32)
-    return _linear(x, weight, bias)
+    return _linear(x, weight, None if bias is None else _float32(bias))
 
 
 def route(scores, k, softmax_all=False):
@@ -208,7 +258,7 @@ def route(scores, k, softmax_all=False):
 
     softmax_all: over all scores, and not over those of the chosen.
     """
-    weights, chosen = _route(scores.to(torch.float32), k, softmax_all)
+    weights, chosen = _route(_float32(scores), k, softmax_all)
     return chosen, weights
 
 
@@ -225,13 +275,13 @@ def experts(x, chosen, weights, gate, up, down, *, gate_bias=None, up_bias=None,
                 gate.type == up.type == down.type) or len(gate.shape) != 3:
             raise ValueError(f"gate, up and down are {gate.type} {gate.shape}, {up.type} {up.shape} and {down.type} "
                              f"{down.shape}, expected one type, [experts, ffn, hidden] twice and [experts, hidden, ffn]")
-        y = _experts_packed(x.to(torch.float32), _int32(chosen, "chosen"), weights.to(torch.float32), gate.packed,
+        y = _experts_packed(_float32(x), _int32(chosen, "chosen"), _float32(weights), gate.packed,
                             up.packed, down.packed, gate.type, *gate.shape[:2], gate_bias, up_bias, down_bias,
                             activation, alpha, limit)
-        return y.to(x.dtype)
-    y = _experts(x.to(torch.float32), _int32(chosen, "chosen"), weights.to(torch.float32), gate, up, down, gate_bias,
-                 up_bias, down_bias, type, activation, alpha, limit)
-    return y.to(x.dtype)
+    else:
+        y = _experts(_float32(x), _int32(chosen, "chosen"), _float32(weights), gate, up, down, gate_bias, up_bias,
+                     down_bias, type, activation, alpha, limit)
+    return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
 class PackedWeight(NamedTuple):
@@ -258,9 +308,19 @@ def pack(weight, type="", scales=None, device=None):
 
 def packed_linear(x, weight, bias=None):
     """x W^T + bias of a PackedWeight [out, in]; gradients of x and bias."""
-    if bias is not None:
-        bias = bias.to(torch.float32)
-    return _linear_packed(x.to(torch.float32), weight.packed, weight.type, *weight.shape, bias).to(x.dtype)
+    y = _linear_packed(_float32(x), weight.packed, weight.type, *weight.shape, None if bias is None else _float32(bias))
+    return y if y.dtype == x.dtype else y.to(x.dtype)
+
+
+_NUMBERS = (int, float)
+_OPTION_TYPES = torch.float32, torch.int32, torch.float32, torch.float32  # temperature, top_k, top_p, min_p
+
+
+def _per_row(value, dtype, rows, name):
+    value = torch.as_tensor(value, dtype=dtype, device="cpu")
+    if value.dim() > 1 or (value.dim() == 1 and value.shape[0] != rows):
+        raise ValueError(f"{name} has shape {list(value.shape)}, expected one number or [{rows}]")
+    return value
 
 
 def sample(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=None, generator=None):
@@ -270,18 +330,16 @@ def sample(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=No
     number give the same token on every device and in any batch.
     """
     rows = logits.shape[0]
-
-    def per_row(value, dtype, name):
-        value = torch.as_tensor(value, dtype=dtype, device="cpu")
-        if value.dim() > 1 or (value.dim() == 1 and value.shape[0] != rows):
-            raise ValueError(f"{name} has shape {list(value.shape)}, expected one number or [{rows}]")
-        return value.expand(rows).contiguous()
-
     if uniform is None:
         uniform = torch.rand(rows, dtype=torch.float64, generator=generator)
-    return _sample(logits.to(torch.float32), per_row(uniform, torch.float64, "uniform"),
-                   per_row(temperature, torch.float32, "temperature"), per_row(top_k, torch.int32, "top_k"),
-                   per_row(top_p, torch.float32, "top_p"), per_row(min_p, torch.float32, "min_p"))
+    else:
+        uniform = _per_row(uniform, torch.float64, rows, "uniform")
+    logits = _float32(logits)
+    if (temperature.__class__ in _NUMBERS and top_k.__class__ is int and top_p.__class__ in _NUMBERS
+            and min_p.__class__ in _NUMBERS):
+        return _sample_alike(logits, uniform, temperature, top_k, top_p, min_p)
+    return _sample(logits, uniform, *(_per_row(value, dtype, rows, name) for value, dtype, name in zip(
+        (temperature, top_k, top_p, min_p), _OPTION_TYPES, ("temperature", "top_k", "top_p", "min_p"))))
 
 
 def default_scale(scale, head_dim):

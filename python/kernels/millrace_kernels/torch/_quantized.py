@@ -5,7 +5,8 @@ from torch import nn
 
 from ._fake import BLOCKS, LOWBIT_GROUPS
 from ._fp8 import GRID, quantize_fp8
-from ._functional import _linear_packed, entry
+from ._functional import _float32, _linear_packed, entry
+from ._lowbit_layout import to_layout_of_device
 
 ops = torch.ops.millrace
 # The bias comes after what is no tensor: an input alone does not say whether a gradient is wanted.
@@ -39,6 +40,12 @@ def quantize(weight, type, importance=None):
 def dequantize(values, type, scales=None):
     """Back to float32 [.., rows, cols]."""
     return ops.dequantize(values, type_named(type), scales)
+
+
+def _held(module, held, name):
+    """module.name, which lies in the dict `held` unless it is parametrized: nn.Module's own lookup takes three times as
+    long."""
+    return held[name] if name in held else getattr(module, name)
 
 
 class QuantizedLinear(nn.Module):
@@ -89,14 +96,16 @@ class QuantizedLinear(nn.Module):
             self._pack(self.packed.device)
 
     def forward(self, x):
-        bias = self.bias
-        if bias is not None and bias.dtype != torch.float32:
-            bias = bias.to(torch.float32)
-        if self.packed is not None:
-            y = _linear_packed(x.to(torch.float32), self.packed, self.format, self.out_features, self.in_features, bias)
+        buffers, bias = self._buffers, _held(self, self._parameters, "bias")
+        if bias is not None:
+            bias = _float32(bias)
+        packed = _held(self, buffers, "packed")
+        if packed is not None:
+            y = _linear_packed(_float32(x), packed, self.format, self.out_features, self.in_features, bias)
         else:
-            y = _linear_quantized(x.to(torch.float32), self.weight, self.format, self.scales, bias, GRID, GRID)
-        return y.to(x.dtype)
+            y = _linear_quantized(_float32(x), _held(self, buffers, "weight"), self.format,
+                                  _held(self, buffers, "scales"), bias, GRID, GRID)
+        return y if y.dtype == x.dtype else y.to(x.dtype)
 
     def extra_repr(self):
         return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
@@ -175,16 +184,27 @@ class LowBitLinear(nn.Module):
                                                                   requires_grad=linear.bias.requires_grad)
 
     def forward(self, x):
-        bias = None if self.bias is None else self.bias.to(torch.float32)
-        y = _lowbit_linear(x.to(torch.bfloat16), self.weight, self.format, self.out_features, self.in_features, self.scale,
-                           bias, False)
-        return y.to(x.dtype)
+        bias, dtype = _held(self, self._parameters, "bias"), x.dtype
+        if bias is not None:
+            bias = _float32(bias)
+        y = _lowbit_linear(x if dtype is torch.bfloat16 else x.to(torch.bfloat16), _held(self, self._buffers, "weight"),
+                           self.format, self.out_features, self.in_features, self.scale, bias, False)
+        return y if y.dtype is dtype else y.to(dtype)
+
+    def _apply(self, fn, recurse=True):
+        layout = self.weight.device.type
+        super()._apply(fn, recurse)
+        self.weight = to_layout_of_device(self.weight, layout, self.format, self.out_features, self.in_features)
+        return self
 
     def get_extra_state(self):
-        return {"scale": self.scale}
+        return {"scale": self.scale, "layout": self.weight.device.type}
 
     def set_extra_state(self, state):
+        """Behind the buffers. A state that names no layout has a GPU's."""
         self.scale = state["scale"]
+        self.weight = to_layout_of_device(self.weight, state.get("layout", "cuda"), self.format, self.out_features,
+                                          self.in_features)
 
     def extra_repr(self):
         return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"

@@ -355,12 +355,27 @@ ffi::Error cross_entropy_backward(Place place, Buffer dloss, Buffer logits, Buff
   });
 }
 
+// ---------------------------------------------------------------- handlers
+
+// Place, then buffers: so many arguments, so many results.
+template <class Place, int kArguments, int kResults>
+auto bind_buffers() {
+  if constexpr (kResults > 0) {
+    return bind_buffers<Place, kArguments, kResults - 1>().template Ret<Buffer>();
+  } else if constexpr (kArguments > 0) {
+    return bind_buffers<Place, kArguments - 1, 0>().template Arg<Buffer>();
+  } else {
+    return ffi::Ffi::Bind().Ctx<Place>();
+  }
+}
+
 }  // namespace
 
-// What millrace_kernels/jax.py registers, by name: millrace_jax_cpu_NAME, and millrace_jax_cuda_NAME.
-#define MILLRACE_HANDLER(place, Place, name, ...)                           \
+// What millrace_kernels/jax.py registers, by name: millrace_jax_cpu_NAME, and millrace_jax_cuda_NAME. NAME's
+// arguments and results are buffers, so many of each; its attributes follow.
+#define MILLRACE_HANDLER(place, Place, name, arguments, results, ...)       \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(millrace_jax_##place##_##name, name<Place>, \
-                                ffi::Ffi::Bind().Ctx<Place>() __VA_ARGS__);
+                                (bind_buffers<Place, arguments, results>())__VA_ARGS__);
 #ifdef MILLRACE_KERNELS_CUDA
 #define MILLRACE_HANDLERS(name, ...)            \
   MILLRACE_HANDLER(cpu, Cpu, name, __VA_ARGS__) \
@@ -369,79 +384,21 @@ ffi::Error cross_entropy_backward(Place place, Buffer dloss, Buffer logits, Buff
 #define MILLRACE_HANDLERS(name, ...) MILLRACE_HANDLER(cpu, Cpu, name, __VA_ARGS__)
 #endif
 #pragma GCC visibility push(default)
-MILLRACE_HANDLERS(attention, .Arg<Buffer>()
-                                 .Arg<Buffer>()
-                                 .Arg<Buffer>()
-                                 .Arg<Buffer>()
-                                 .Ret<Buffer>()
-                                 .Ret<Buffer>()
-                                 .Attr<float>("scale")
-                                 .Attr<float>("softcap")
-                                 .Attr<int32_t>("window_left")
-                                 .Attr<int32_t>("window_right"))
-MILLRACE_HANDLERS(attention_backward, .Arg<Buffer>()
-                                          .Arg<Buffer>()
-                                          .Arg<Buffer>()
-                                          .Arg<Buffer>()
-                                          .Arg<Buffer>()
-                                          .Arg<Buffer>()
-                                          .Arg<Buffer>()
-                                          .Ret<Buffer>()
-                                          .Ret<Buffer>()
-                                          .Ret<Buffer>()
-                                          .Ret<Buffer>()
-                                          .Attr<float>("scale")
-                                          .Attr<float>("softcap")
-                                          .Attr<int32_t>("window_left")
-                                          .Attr<int32_t>("window_right"))
-MILLRACE_HANDLERS(norm, .Arg<Buffer>()
-                            .Arg<Buffer>()
-                            .Arg<Buffer>()
-                            .Arg<Buffer>()
-                            .Ret<Buffer>()
-                            .Ret<Buffer>()
-                            .Ret<Buffer>()
-                            .Ret<Buffer>()
-                            .Attr<bool>("layer")
-                            .Attr<float>("eps")
-                            .Attr<float>("weight_offset"))
-MILLRACE_HANDLERS(norm_backward, .Arg<Buffer>()
-                                     .Arg<Buffer>()
-                                     .Arg<Buffer>()
-                                     .Arg<Buffer>()
-                                     .Arg<Buffer>()
-                                     .Arg<Buffer>()
-                                     .Ret<Buffer>()
-                                     .Ret<Buffer>()
-                                     .Ret<Buffer>()
-                                     .Attr<bool>("layer")
-                                     .Attr<float>("weight_offset"))
-MILLRACE_HANDLERS(rotary, .Arg<Buffer>()
-                              .Arg<Buffer>()
-                              .Arg<Buffer>()
-                              .Ret<Buffer>()
-                              .Attr<float>("magnitude")
-                              .Attr<bool>("interleaved")
-                              .Attr<bool>("inverse"))
 MILLRACE_HANDLERS(
-    activation,
-    .Arg<Buffer>().Arg<Buffer>().Ret<Buffer>().Attr<int32_t>("kind").Attr<float>("alpha").Attr<float>(
-        "limit"))
-MILLRACE_HANDLERS(activation_backward, .Arg<Buffer>()
-                                           .Arg<Buffer>()
-                                           .Arg<Buffer>()
-                                           .Ret<Buffer>()
-                                           .Ret<Buffer>()
-                                           .Attr<int32_t>("kind")
-                                           .Attr<float>("alpha")
-                                           .Attr<float>("limit"))
-MILLRACE_HANDLERS(softmax, .Arg<Buffer>().Ret<Buffer>().Attr<float>("scale"))
-MILLRACE_HANDLERS(softmax_backward, .Arg<Buffer>().Arg<Buffer>().Ret<Buffer>().Attr<float>("scale"))
-MILLRACE_HANDLERS(cross_entropy,
-                  .Arg<Buffer>().Arg<Buffer>().Ret<Buffer>().Ret<Buffer>().Attr<int32_t>("ignore_index"))
+    attention, 4, 2,
+    .Attr<float>("scale").Attr<float>("softcap").Attr<int32_t>("window_left").Attr<int32_t>("window_right"))
 MILLRACE_HANDLERS(
-    cross_entropy_backward,
-    .Arg<Buffer>().Arg<Buffer>().Arg<Buffer>().Arg<Buffer>().Ret<Buffer>().Attr<int32_t>("ignore_index"))
+    attention_backward, 7, 4,
+    .Attr<float>("scale").Attr<float>("softcap").Attr<int32_t>("window_left").Attr<int32_t>("window_right"))
+MILLRACE_HANDLERS(norm, 4, 4, .Attr<bool>("layer").Attr<float>("eps").Attr<float>("weight_offset"))
+MILLRACE_HANDLERS(norm_backward, 6, 3, .Attr<bool>("layer").Attr<float>("weight_offset"))
+MILLRACE_HANDLERS(rotary, 3, 1, .Attr<float>("magnitude").Attr<bool>("interleaved").Attr<bool>("inverse"))
+MILLRACE_HANDLERS(activation, 2, 1, .Attr<int32_t>("kind").Attr<float>("alpha").Attr<float>("limit"))
+MILLRACE_HANDLERS(activation_backward, 3, 2, .Attr<int32_t>("kind").Attr<float>("alpha").Attr<float>("limit"))
+MILLRACE_HANDLERS(softmax, 1, 1, .Attr<float>("scale"))
+MILLRACE_HANDLERS(softmax_backward, 2, 1, .Attr<float>("scale"))
+MILLRACE_HANDLERS(cross_entropy, 2, 2, .Attr<int32_t>("ignore_index"))
+MILLRACE_HANDLERS(cross_entropy_backward, 4, 1, .Attr<int32_t>("ignore_index"))
 #pragma GCC visibility pop
 
 }  // namespace millrace::jax_calls

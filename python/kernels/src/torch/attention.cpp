@@ -116,14 +116,22 @@ void check_last(const int32_t* starts, int64_t count, int64_t rows, const Tensor
   }
 }
 
+// The most rows of a sequence, where that was not told and the list lies in this memory.
+int64_t longest(int64_t told, const int32_t* starts, int64_t count, const Tensor& q) {
+  if (told != 0 || !q.is_cpu()) return told;
+  int64_t most = 0;
+  for (int64_t i = 0; i < count; ++i) most = std::max(most, int64_t{starts[i + 1]} - starts[i]);
+  return most;
+}
+
 void set_ragged(Problem& p, const Options& o, const Tensor& q, const Tensor& k, const char* op) {
   const int64_t batch = o.cu_q->numel() - 1;
   if (batch < 0) refuse(op, "cu_q is empty, expected [batch + 1]");
   p.c.batch = narrow_int(batch, op, "batch");
-  p.c.max_q = narrow_int(o.max_q, op, "max_q");
-  p.c.max_k = narrow_int(o.max_k, op, "max_k");
   p.c.cu_q = int32_of(*o.cu_q, batch + 1, q, p.words[3], op, "cu_q");
   p.c.cu_k = int32_of(*o.cu_k, batch + 1, q, p.words[4], op, "cu_k");
+  p.c.max_q = narrow_int(longest(o.max_q, p.c.cu_q, batch, q), op, "max_q");
+  p.c.max_k = narrow_int(longest(o.max_k, p.c.cu_k, batch, q), op, "max_k");
   check_last(p.c.cu_q, batch, q.size(0), q, op, "cu_q");
   check_last(p.c.cu_k, batch, k.size(0), q, op, "cu_k");
 }
@@ -168,18 +176,28 @@ std::vector<int64_t> lse_sizes(const Tensor& q) {
   return {q.size(0), q.size(2), q.size(1)};
 }
 
-std::tuple<Tensor, Tensor> run_forward(const Problem& p, const Tensor& q, const Tensor& k, const Tensor& v) {
+// lse: left as it is where it is null, and then not computed.
+Tensor run_forward(const Problem& p, const Tensor& q, const Tensor& k, const Tensor& v, Tensor* lse) {
   const Tensor from_q = aligned(q), from_k = aligned(k), from_v = aligned(v);
-  const ScalarType out_type = p.c.type == MR_F8_E4M3 ? ScalarType::BFloat16 : q.scalar_type();
-  Tensor out = empty(out_sizes(q, p.c.value_dim), out_type, q);
-  Tensor lse = empty(lse_sizes(q), ScalarType::Float, q);
+  const std::vector<int64_t> sizes = out_sizes(q, p.c.value_dim);
+  Tensor out = p.c.type == MR_F8_E4M3 ? empty(sizes, ScalarType::BFloat16, q) : empty(sizes, q);
+  if (lse != nullptr) *lse = empty(lse_sizes(q), ScalarType::Float, q);
   bindings::DeviceLease device = lease(q);
   size_t bytes = 0;
   check(mr_flash_forward_workspace_bytes(device.get(), &p.c, &bytes));
   const Workspace workspace(bytes, q, device);
   check(mr_flash_forward(device.get(), &p.c, flash(from_q), flash(from_k), flash(from_v), flash(out),
-                         static_cast<float*>(lse.data_ptr()), workspace.data(), bytes, device.stream()));
-  return {out, lse};
+                         lse == nullptr ? nullptr : static_cast<float*>(lse->data_ptr()), workspace.data(),
+                         bytes, device.stream()));
+  return out;
+}
+
+Tensor attention_with(const Options& options, const Tensor& q, const Tensor& k, const Tensor& v, Tensor* lse,
+                      const char* op) {
+  Problem p;
+  describe(p, options, q, k, v, op);
+  if (p.c.type == MR_F8_E4M3) refuse(op, "q is float8_e4m3fn: attention_fp8 takes its scales");
+  return run_forward(p, q, k, v, lse);
 }
 
 std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, MaybeTensor sinks,
@@ -187,24 +205,34 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
                                      MaybeTensor block_starts, MaybeTensor block_columns, int64_t block_q,
                                      int64_t block_k, double scale, double softcap, int64_t window_left,
                                      int64_t window_right) {
-  Problem p;
-  describe(p,
-           {sinks, cu_q, cu_k, block_starts, block_columns, max_q, max_k, block_q, block_k, scale, softcap,
-            window_left, window_right},
-           q, k, v, "attention");
-  if (p.c.type == MR_F8_E4M3) refuse("attention", "q is float8_e4m3fn: attention_fp8 takes its scales");
-  return run_forward(p, q, k, v);
+  Tensor lse;
+  Tensor out = attention_with({sinks, cu_q, cu_k, block_starts, block_columns, max_q, max_k, block_q, block_k,
+                               scale, softcap, window_left, window_right},
+                              q, k, v, &lse, "attention");
+  return {out, lse};
+}
+
+// Where no gradient is wanted: an output less.
+Tensor attention_plain(const Tensor& q, const Tensor& k, const Tensor& v, MaybeTensor sinks, MaybeTensor cu_q,
+                       MaybeTensor cu_k, int64_t max_q, int64_t max_k, MaybeTensor block_starts,
+                       MaybeTensor block_columns, int64_t block_q, int64_t block_k, double scale,
+                       double softcap, int64_t window_left, int64_t window_right) {
+  return attention_with({sinks, cu_q, cu_k, block_starts, block_columns, max_q, max_k, block_q, block_k,
+                         scale, softcap, window_left, window_right},
+                        q, k, v, nullptr, "attention_plain");
 }
 
 struct DenseMask {
+  bool causal;
   double scale, softcap;
   int64_t left, right;
 };
 
 // Dense rows alone: torch takes half as long over eight arguments and one result as over sixteen
-// and two. heads_first: all are [batch, heads, seq, dim], torch's order, as its own attention has them.
-Tensor dense_forward(const Tensor& q, const Tensor& k, const Tensor& v, const DenseMask& mask,
-                     bool heads_first, Tensor* lse, const char* op) {
+// and two, and an argument that has its default and is not told takes next to nothing: the likeliest are
+// first. heads_first: all are [batch, heads, seq, dim], torch's order, as its own attention has them.
+Tensor dense_forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& sinks,
+                     const DenseMask& mask, bool heads_first, Tensor* lse, const char* op) {
   require_dims(q, 4, op, "q");
   require_dims(k, 4, op, "k");
   require_dims(v, 4, op, "v");
@@ -230,7 +258,8 @@ Tensor dense_forward(const Tensor& q, const Tensor& k, const Tensor& v, const De
   p.c.scale = static_cast<float>(mask.scale);
   p.c.softcap = static_cast<float>(mask.softcap);
   p.c.window_left = window_side(mask.left);
-  p.c.window_right = window_side(mask.right);
+  p.c.window_right = mask.causal ? 0 : window_side(mask.right);
+  if (sinks.has_value()) p.c.sinks = float32_of(*sinks, p.c.heads, q, p.words[0], op, "sinks");
   const Tensor from_q = aligned(q), from_k = aligned(k), from_v = aligned(v);
   if (lse != nullptr) *lse = empty({sq.sizes[0], sq.sizes[head], sq.sizes[seq]}, ScalarType::Float, q);
   Tensor out = empty({sq.sizes[0], sq.sizes[1], sq.sizes[2], sv.sizes[3]}, q);
@@ -249,19 +278,19 @@ Tensor dense_forward(const Tensor& q, const Tensor& k, const Tensor& v, const De
   return out;
 }
 
-Tensor attention_dense(const Tensor& q, const Tensor& k, const Tensor& v, double scale, double softcap,
-                       int64_t window_left, int64_t window_right, bool heads_first) {
-  return dense_forward(q, k, v, {scale, softcap, window_left, window_right}, heads_first, nullptr,
-                       "attention_dense");
+Tensor attention_dense(const Tensor& q, const Tensor& k, const Tensor& v, MaybeTensor sinks, bool heads_first,
+                       bool causal, double scale, double softcap, int64_t window_left, int64_t window_right) {
+  return dense_forward(q, k, v, sinks, {causal, scale, softcap, window_left, window_right}, heads_first,
+                       nullptr, "attention_dense");
 }
 
 // -> out, lse [batch, heads, seq]: what a gradient is recorded with.
 std::tuple<Tensor, Tensor> attention_dense_lse(const Tensor& q, const Tensor& k, const Tensor& v,
-                                               double scale, double softcap, int64_t window_left,
-                                               int64_t window_right, bool heads_first) {
+                                               MaybeTensor sinks, bool heads_first, bool causal, double scale,
+                                               double softcap, int64_t window_left, int64_t window_right) {
   Tensor lse;
-  Tensor out = dense_forward(q, k, v, {scale, softcap, window_left, window_right}, heads_first, &lse,
-                             "attention_dense_lse");
+  Tensor out = dense_forward(q, k, v, sinks, {causal, scale, softcap, window_left, window_right}, heads_first,
+                             &lse, "attention_dense_lse");
   return {out, lse};
 }
 
@@ -315,7 +344,9 @@ std::tuple<Tensor, Tensor> attention_fp8(const Tensor& q, const Tensor& k, const
   p.c.q_scales = float32_of(q_scales, q.size(0) * q.size(1) * q.size(2), q, p.words[5], op, "q_scales");
   p.c.k_scales = float32_of(k_scales, blocks, q, p.words[6], op, "k_scales");
   p.c.v_scales = float32_of(v_scales, blocks, q, p.words[7], op, "v_scales");
-  return run_forward(p, q, k, v);
+  Tensor lse;
+  Tensor out = run_forward(p, q, k, v, &lse);
+  return {out, lse};
 }
 
 std::tuple<Tensor, Tensor> attention_quantize(const Tensor& x, int64_t rows_per_scale, bool rotate) {
@@ -350,11 +381,13 @@ std::tuple<Tensor, Tensor> attention_quantize(const Tensor& x, int64_t rows_per_
 
 // q [batch, seq, heads, dim], or ragged [rows, heads, dim] with cu_q and max_q; k and v [pages, tokens,
 // kv_heads, dim].
-std::tuple<Tensor, Tensor> attention_paged(const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,
-                                           const Tensor& page_table, const Tensor& k_lengths,
-                                           MaybeTensor sinks, MaybeTensor cu_q, int64_t max_q, double scale,
-                                           double softcap, int64_t window_left, int64_t window_right) {
-  const char* op = "attention_paged";
+struct Paged {
+  const Tensor &q, &k_pages, &v_pages, &page_table, &k_lengths;
+};
+
+Tensor paged_forward(const Paged& of, const Options& o, Tensor* lse, const char* op) {
+  const auto& [q, k_pages, v_pages, page_table, k_lengths] = of;
+  const MaybeTensor& cu_q = o.cu_q;
   require_dims(q, cu_q.has_value() ? 3 : 4, op, "q");
   require_dims(k_pages, 4, op, "k_pages");
   require_dims(v_pages, 4, op, "v_pages");
@@ -363,8 +396,7 @@ std::tuple<Tensor, Tensor> attention_paged(const Tensor& q, const Tensor& k_page
   require_shape(k_pages, {v_pages.size(0), v_pages.size(1), v_pages.size(2), q.size(q.dim() - 1)}, op,
                 "k_pages");
   Problem p;
-  set_common(p, {sinks, {}, {}, {}, {}, 0, 0, 0, 0, scale, softcap, window_left, window_right}, q, v_pages,
-             op);
+  set_common(p, o, q, v_pages, op);
   const int64_t batch = cu_q.has_value() ? cu_q->numel() - 1 : q.size(0);
   if (batch < 0) refuse(op, "cu_q is empty, expected [batch + 1]");
   if (page_table.dim() != 2 || page_table.size(0) != batch) {
@@ -372,7 +404,6 @@ std::tuple<Tensor, Tensor> attention_paged(const Tensor& q, const Tensor& k_page
                    ", pages]");
   }
   p.c.batch = narrow_int(batch, op, "batch");
-  p.c.max_q = narrow_int(cu_q.has_value() ? max_q : q.size(1), op, "max_q");
   p.c.page_tokens = narrow_int(k_pages.size(1), op, "page_tokens");
   p.c.pages_stride = page_table.size(1);
   p.c.max_k = narrow_int(page_table.size(1) * p.c.page_tokens, op, "keys of a sequence");
@@ -382,6 +413,7 @@ std::tuple<Tensor, Tensor> attention_paged(const Tensor& q, const Tensor& k_page
     p.c.cu_q = int32_of(*cu_q, batch + 1, q, p.words[5], op, "cu_q");
     check_last(p.c.cu_q, batch, q.size(0), q, op, "cu_q");
   }
+  p.c.max_q = narrow_int(cu_q.has_value() ? longest(o.max_q, p.c.cu_q, batch, q) : q.size(1), op, "max_q");
   if (q.is_cpu()) {  // the library does not know how many pages the pool has
     for (int64_t b = 0; b < batch; ++b) {
       const int64_t pages = (int64_t{p.c.k_lengths[b]} + p.c.page_tokens - 1) / p.c.page_tokens;
@@ -394,24 +426,51 @@ std::tuple<Tensor, Tensor> attention_paged(const Tensor& q, const Tensor& k_page
       }
     }
   }
-  return run_forward(p, q, k_pages, v_pages);
+  return run_forward(p, q, k_pages, v_pages, lse);
+}
+
+std::tuple<Tensor, Tensor> attention_paged(const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,
+                                           const Tensor& page_table, const Tensor& k_lengths,
+                                           MaybeTensor sinks, MaybeTensor cu_q, int64_t max_q, double scale,
+                                           double softcap, int64_t window_left, int64_t window_right) {
+  Tensor lse;
+  Tensor out =
+      paged_forward({q, k_pages, v_pages, page_table, k_lengths},
+                    {sinks, cu_q, {}, {}, {}, max_q, 0, 0, 0, scale, softcap, window_left, window_right},
+                    &lse, "attention_paged");
+  return {out, lse};
+}
+
+Tensor attention_paged_plain(const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,
+                             const Tensor& page_table, const Tensor& k_lengths, MaybeTensor sinks,
+                             MaybeTensor cu_q, int64_t max_q, double scale, double softcap,
+                             int64_t window_left, int64_t window_right) {
+  return paged_forward({q, k_pages, v_pages, page_table, k_lengths},
+                       {sinks, cu_q, {}, {}, {}, max_q, 0, 0, 0, scale, softcap, window_left, window_right},
+                       nullptr, "attention_paged_plain");
 }
 
 }  // namespace
 
 void define_attention(torch::stable::detail::StableLibrary& m) {
   m.def(
-      "attention_dense(Tensor q, Tensor k, Tensor v, float scale=0., float softcap=0., int window_left=-1, "
-      "int window_right=-1, bool heads_first=False) -> Tensor");
+      "attention_dense(Tensor q, Tensor k, Tensor v, Tensor? sinks=None, bool heads_first=False, "
+      "bool causal=False, float scale=0., float softcap=0., int window_left=-1, int window_right=-1) -> "
+      "Tensor");
   m.def(
-      "attention_dense_lse(Tensor q, Tensor k, Tensor v, float scale=0., float softcap=0., int "
-      "window_left=-1, "
-      "int window_right=-1, bool heads_first=False) -> (Tensor, Tensor)");
+      "attention_dense_lse(Tensor q, Tensor k, Tensor v, Tensor? sinks=None, bool heads_first=False, "
+      "bool causal=False, float scale=0., float softcap=0., int window_left=-1, int window_right=-1) -> "
+      "(Tensor, Tensor)");
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, Tensor? sinks=None, Tensor? cu_q=None, Tensor? cu_k=None, "
       "int max_q=0, int max_k=0, Tensor? block_starts=None, Tensor? block_columns=None, int block_q=0, "
       "int block_k=0, float scale=0., float softcap=0., int window_left=-1, int window_right=-1) -> "
       "(Tensor, Tensor)");
+  m.def(
+      "attention_plain(Tensor q, Tensor k, Tensor v, Tensor? sinks=None, Tensor? cu_q=None, "
+      "Tensor? cu_k=None, int max_q=0, int max_k=0, Tensor? block_starts=None, Tensor? block_columns=None, "
+      "int block_q=0, int block_k=0, float scale=0., float softcap=0., int window_left=-1, "
+      "int window_right=-1) -> Tensor");
   m.def(
       "attention_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? "
       "sinks=None, "
@@ -429,16 +488,22 @@ void define_attention(torch::stable::detail::StableLibrary& m) {
       "Tensor? sinks=None, Tensor? cu_q=None, int max_q=0, float scale=0., float softcap=0., int "
       "window_left=-1, "
       "int window_right=-1) -> (Tensor, Tensor)");
+  m.def(
+      "attention_paged_plain(Tensor q, Tensor k_pages, Tensor v_pages, Tensor page_table, Tensor k_lengths, "
+      "Tensor? sinks=None, Tensor? cu_q=None, int max_q=0, float scale=0., float softcap=0., "
+      "int window_left=-1, int window_right=-1) -> Tensor");
 }
 
 void implement_attention(torch::stable::detail::StableLibrary& m) {
-  m.impl("attention", TORCH_BOX(&attention));
-  m.impl("attention_dense", TORCH_BOX(&attention_dense));
-  m.impl("attention_dense_lse", TORCH_BOX(&attention_dense_lse));
-  m.impl("attention_backward", TORCH_BOX(&attention_backward));
-  m.impl("attention_fp8", TORCH_BOX(&attention_fp8));
-  m.impl("attention_quantize", TORCH_BOX(&attention_quantize));
-  m.impl("attention_paged", TORCH_BOX(&attention_paged));
+  implement(m, "attention", TORCH_BOX(&attention));
+  implement(m, "attention_plain", TORCH_BOX(&attention_plain));
+  implement(m, "attention_dense", TORCH_BOX(&attention_dense));
+  implement(m, "attention_dense_lse", TORCH_BOX(&attention_dense_lse));
+  implement(m, "attention_backward", TORCH_BOX(&attention_backward));
+  implement(m, "attention_fp8", TORCH_BOX(&attention_fp8));
+  implement(m, "attention_quantize", TORCH_BOX(&attention_quantize));
+  implement(m, "attention_paged", TORCH_BOX(&attention_paged));
+  implement(m, "attention_paged_plain", TORCH_BOX(&attention_paged_plain));
 }
 
 }  // namespace millrace::torch_ops

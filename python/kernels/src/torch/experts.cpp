@@ -1,4 +1,6 @@
 // Routing, mixture of experts, and sampling.
+#include <algorithm>
+#include <cstdint>
 #include <tuple>
 
 #include "weights.h"
@@ -32,7 +34,7 @@ std::tuple<Tensor, Tensor> route(const Tensor& scores, int64_t k, bool softmax_a
 // x float32 [rows, hidden]; gate, up [experts, ffn, hidden], down [experts, hidden, ffn] of one type.
 Tensor experts(const Tensor& x, const Tensor& chosen, const Tensor& weights, const Tensor& gate,
                const Tensor& up, const Tensor& down, MaybeTensor gate_bias, MaybeTensor up_bias,
-               MaybeTensor down_bias, std::string type, std::string activation, double alpha, double limit) {
+               MaybeTensor down_bias, Text type, Text activation, double alpha, double limit) {
   const char* op = "experts";
   if (x.dim() != 2) refuse(op, "x has shape " + shape_text(x) + ", expected [rows, hidden]");
   if (chosen.dim() != 2) refuse(op, "chosen has shape " + shape_text(chosen) + ", expected [rows, k]");
@@ -63,33 +65,29 @@ Tensor experts(const Tensor& x, const Tensor& chosen, const Tensor& weights, con
   return call.y;
 }
 
-// One value for every row; host memory.
+// A value for every row, or one for all of them (no dimensions); host memory.
 template <class T>
-const T* per_row(const Tensor& x, int64_t rows, ScalarType type, MaybeTensor& keep, const char* name,
-                 const char* type_name) {
-  const char* op = "sample";
-  require_type(x, type, op, name, type_name);
-  require_shape(x, {rows}, op, name);
-  if (!x.is_cpu()) refuse(op, std::string(name) + " lies on another device, expected the CPU");
-  keep = x.is_contiguous() ? x : torch::stable::contiguous(x);
-  return static_cast<const T*>(keep->data_ptr());
-}
+struct PerRow {
+  PerRow(const Tensor& x, int64_t rows, ScalarType type, const char* op, const char* name,
+         const char* type_name)
+      : step(x.dim() == 0 ? 0 : 1) {
+    require_type(x, type, op, name, type_name);
+    if (step != 0) require_shape(x, {rows}, op, name);
+    if (!x.is_cpu()) refuse(op, std::string(name) + " lies on another device, expected the CPU");
+    keep = x.is_contiguous() ? x : torch::stable::contiguous(x);
+    data = static_cast<const T*>(keep->data_ptr());
+  }
+  T operator[](size_t row) const { return data[row * step]; }
+  size_t step;
+  MaybeTensor keep;
+  const T* data;
+};
 
-// logits float32 [rows, vocab] -> int32 [rows]; -1: a logit is NaN, -2: none is above -infinity.
-Tensor sample(const Tensor& logits, const Tensor& uniform, const Tensor& temperature, const Tensor& top_k,
-              const Tensor& top_p, const Tensor& min_p) {
-  const char* op = "sample";
-  if (logits.dim() != 2) refuse(op, "logits has shape " + shape_text(logits) + ", expected [rows, vocab]");
-  const int64_t rows = logits.size(0), vocab = logits.size(1);
-  MaybeTensor keep[6];
-  const float* from = float32_of(logits, rows * vocab, logits, keep[0], op, "logits");
-  const auto* draws = per_row<double>(uniform, rows, ScalarType::Double, keep[1], "uniform", "float64");
-  const auto* heat = per_row<float>(temperature, rows, ScalarType::Float, keep[2], "temperature", "float32");
-  const auto* most = per_row<int32_t>(top_k, rows, ScalarType::Int, keep[3], "top_k", "int32");
-  const auto* nucleus = per_row<float>(top_p, rows, ScalarType::Float, keep[4], "top_p", "float32");
-  const auto* least = per_row<float>(min_p, rows, ScalarType::Float, keep[5], "min_p", "float32");
-  std::vector<mr_sample_params> params(static_cast<size_t>(rows));
-  for (size_t r = 0; r < params.size(); ++r) params[r] = {heat[r], most[r], nucleus[r], least[r], draws[r]};
+// Rows of logits, as many as there are params for.
+Tensor draw(const Tensor& logits, const std::vector<mr_sample_params>& params, const char* op) {
+  const auto rows = static_cast<int64_t>(params.size()), vocab = logits.size(1);
+  MaybeTensor keep;
+  const float* from = float32_of(logits, rows * vocab, logits, keep, op, "logits");
   Tensor tokens = empty({rows}, ScalarType::Int, logits);
   if (rows == 0) return tokens;
   bindings::DeviceLease device = lease(logits);
@@ -99,6 +97,41 @@ Tensor sample(const Tensor& logits, const Tensor& uniform, const Tensor& tempera
   check(mr_sample(device.get(), from, rows, vocab, params.data(), static_cast<int32_t*>(tokens.data_ptr()),
                   workspace.data(), bytes, device.stream()));
   return tokens;
+}
+
+int64_t rows_of_logits(const Tensor& logits, const char* op) {
+  if (logits.dim() != 2) refuse(op, "logits has shape " + shape_text(logits) + ", expected [rows, vocab]");
+  return logits.size(0);
+}
+
+// logits float32 [rows, vocab] -> int32 [rows]; -1: a logit is NaN, -2: none is above -infinity.
+Tensor sample(const Tensor& logits, const Tensor& uniform, const Tensor& temperature, const Tensor& top_k,
+              const Tensor& top_p, const Tensor& min_p) {
+  const char* op = "sample";
+  const int64_t rows = rows_of_logits(logits, op);
+  const PerRow<double> draws(uniform, rows, ScalarType::Double, op, "uniform", "float64");
+  const PerRow<float> heat(temperature, rows, ScalarType::Float, op, "temperature", "float32");
+  const PerRow<int32_t> most(top_k, rows, ScalarType::Int, op, "top_k", "int32");
+  const PerRow<float> nucleus(top_p, rows, ScalarType::Float, op, "top_p", "float32");
+  const PerRow<float> least(min_p, rows, ScalarType::Float, op, "min_p", "float32");
+  std::vector<mr_sample_params> params(static_cast<size_t>(rows));
+  for (size_t r = 0; r < params.size(); ++r) params[r] = {heat[r], most[r], nucleus[r], least[r], draws[r]};
+  return draw(logits, params, op);
+}
+
+// The same options for every row, as numbers: four tensors less for a call to look at.
+Tensor sample_alike(const Tensor& logits, const Tensor& uniform, double temperature, int64_t top_k,
+                    double top_p, double min_p) {
+  const char* op = "sample_alike";
+  const int64_t rows = rows_of_logits(logits, op);
+  const PerRow<double> draws(uniform, rows, ScalarType::Double, op, "uniform", "float64");
+  if (top_k < INT32_MIN || top_k > INT32_MAX) refuse(op, "top_k is " + std::to_string(top_k));
+  std::vector<mr_sample_params> params(static_cast<size_t>(rows));
+  for (size_t r = 0; r < params.size(); ++r) {
+    params[r] = {static_cast<float>(temperature), static_cast<int32_t>(top_k), static_cast<float>(top_p),
+                 static_cast<float>(min_p), draws[r]};
+  }
+  return draw(logits, params, op);
 }
 
 }  // namespace
@@ -130,8 +163,12 @@ ExpertsCall::ExpertsCall(const Tensor& x, const Tensor& chosen, const Tensor& we
   args.down_bias = optional_floats(biases.down, shape.count * hidden, x, keep_[5], op, "down_bias");
   args.k = static_cast<int32_t>(k);
   args.rows = rows;
-  torch::stable::zero_(y);
   args.y = static_cast<float*>(y.data_ptr());
+  if (y.is_cpu()) {
+    std::fill_n(args.y, rows * hidden, 0.0F);
+  } else {
+    torch::stable::zero_(y);
+  }
 }
 
 void ExpertsCall::run(bindings::DeviceLease& device, const Weights& weights, const Tensor& like) {
@@ -154,12 +191,16 @@ void define_experts(torch::stable::detail::StableLibrary& m) {
       "sample(Tensor logits, Tensor uniform, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) "
       "-> "
       "Tensor");
+  m.def(
+      "sample_alike(Tensor logits, Tensor uniform, float temperature, int top_k, float top_p, float min_p) "
+      "-> Tensor");
 }
 
 void implement_experts(torch::stable::detail::StableLibrary& m) {
-  m.impl("route", TORCH_BOX(&route));
-  m.impl("experts", TORCH_BOX(&experts));
-  m.impl("sample", TORCH_BOX(&sample));
+  implement(m, "route", TORCH_BOX(&route));
+  implement(m, "experts", TORCH_BOX(&experts));
+  implement(m, "sample", TORCH_BOX(&sample));
+  implement(m, "sample_alike", TORCH_BOX(&sample_alike));
 }
 
 }  // namespace millrace::torch_ops

@@ -85,6 +85,14 @@ Tensor norm_plain(const Tensor& x, MaybeTensor weight, MaybeTensor bias, double 
       .y;
 }
 
+// norm_plain of a sum: -> y, sum.
+std::tuple<Tensor, Tensor> add_norm_plain(const Tensor& x, const Tensor& residual, MaybeTensor weight,
+                                          MaybeTensor bias, bool layer, double eps, double weight_offset) {
+  Normed made = norm(x, residual, weight, bias,
+                     {layer ? MR_NORM_LAYER : MR_NORM_RMS, eps, weight_offset, "add_norm_plain", false});
+  return {made.y, *made.sum};
+}
+
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, MaybeTensor weight, double eps, double weight_offset) {
   Normed made = norm(x, {}, weight, {}, {MR_NORM_RMS, eps, weight_offset, "rms_norm"});
   return {made.y, *made.rstd};
@@ -263,22 +271,22 @@ std::tuple<Tensor, MaybeTensor> activate_backward(const Tensor& dy, const Tensor
   return {dx, dup};
 }
 
-Tensor activation(const Tensor& x, std::string kind) {
+Tensor activation(const Tensor& x, Text kind) {
   return activate(x, {}, {kind_of(kind, false, "activation"), 0.0, 0.0, "activation"});
 }
 
-Tensor activation_backward(const Tensor& dy, const Tensor& x, std::string kind) {
+Tensor activation_backward(const Tensor& dy, const Tensor& x, Text kind) {
   const char* op = "activation_backward";
   return std::get<0>(activate_backward(dy, x, {}, {kind_of(kind, false, op), 0.0, 0.0, op}));
 }
 
-Tensor gated_activation(const Tensor& gate, const Tensor& up, std::string kind, double alpha, double limit) {
+Tensor gated_activation(const Tensor& gate, const Tensor& up, Text kind, double alpha, double limit) {
   const char* op = "gated_activation";
   return activate(gate, up, {kind_of(kind, true, op), alpha, limit, op});
 }
 
 std::tuple<Tensor, Tensor> gated_activation_backward(const Tensor& dy, const Tensor& gate, const Tensor& up,
-                                                     std::string kind, double alpha, double limit) {
+                                                     Text kind, double alpha, double limit) {
   const char* op = "gated_activation_backward";
   auto [d_gate, d_up] = activate_backward(dy, gate, up, {kind_of(kind, true, op), alpha, limit, op});
   return {d_gate, *d_up};
@@ -339,6 +347,9 @@ void define_fused(torch::stable::detail::StableLibrary& m) {
       "norm_plain(Tensor x, Tensor? weight=None, Tensor? bias=None, float eps=1e-6, float weight_offset=0., "
       "bool layer=False) -> Tensor");
   m.def(
+      "add_norm_plain(Tensor x, Tensor residual, Tensor? weight=None, Tensor? bias=None, bool layer=False, "
+      "float eps=1e-6, float weight_offset=0.) -> (Tensor, Tensor)");
+  m.def(
       "rms_norm(Tensor x, Tensor? weight=None, float eps=1e-6, float weight_offset=0.) -> (Tensor, Tensor)");
   m.def(
       "layer_norm(Tensor x, Tensor? weight=None, Tensor? bias=None, float eps=1e-5) -> (Tensor, Tensor, "
@@ -368,20 +379,21 @@ void define_fused(torch::stable::detail::StableLibrary& m) {
 }
 
 void implement_fused(torch::stable::detail::StableLibrary& m) {
-  m.impl("norm_plain", TORCH_BOX(&norm_plain));
-  m.impl("rms_norm", TORCH_BOX(&rms_norm));
-  m.impl("layer_norm", TORCH_BOX(&layer_norm));
-  m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
-  m.impl("add_layer_norm", TORCH_BOX(&add_layer_norm));
-  m.impl("norm_backward", TORCH_BOX(&norm_backward));
-  m.impl("rotary", TORCH_BOX(&rotary));
-  m.impl("activation", TORCH_BOX(&activation));
-  m.impl("activation_backward", TORCH_BOX(&activation_backward));
-  m.impl("gated_activation", TORCH_BOX(&gated_activation));
-  m.impl("gated_activation_backward", TORCH_BOX(&gated_activation_backward));
-  m.impl("softmax", TORCH_BOX(&softmax));
-  m.impl("softmax_backward", TORCH_BOX(&softmax_backward));
-  m.impl("dropout", TORCH_BOX(&dropout));
+  implement(m, "norm_plain", TORCH_BOX(&norm_plain));
+  implement(m, "add_norm_plain", TORCH_BOX(&add_norm_plain));
+  implement(m, "rms_norm", TORCH_BOX(&rms_norm));
+  implement(m, "layer_norm", TORCH_BOX(&layer_norm));
+  implement(m, "add_rms_norm", TORCH_BOX(&add_rms_norm));
+  implement(m, "add_layer_norm", TORCH_BOX(&add_layer_norm));
+  implement(m, "norm_backward", TORCH_BOX(&norm_backward));
+  implement(m, "rotary", TORCH_BOX(&rotary));
+  implement(m, "activation", TORCH_BOX(&activation));
+  implement(m, "activation_backward", TORCH_BOX(&activation_backward));
+  implement(m, "gated_activation", TORCH_BOX(&gated_activation));
+  implement(m, "gated_activation_backward", TORCH_BOX(&gated_activation_backward));
+  implement(m, "softmax", TORCH_BOX(&softmax));
+  implement(m, "softmax_backward", TORCH_BOX(&softmax_backward));
+  implement(m, "dropout", TORCH_BOX(&dropout));
 }
 
 }  // namespace millrace::torch_ops

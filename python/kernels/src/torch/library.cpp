@@ -5,7 +5,7 @@
 
 namespace {
 
-void implement(torch::stable::detail::StableLibrary& m) {
+void implement_all(torch::stable::detail::StableLibrary& m) {
   millrace::torch_ops::implement_attention(m);
   millrace::torch_ops::implement_fused(m);
   millrace::torch_ops::implement_losses(m);
@@ -27,7 +27,7 @@ STABLE_TORCH_LIBRARY(millrace, m) {
   millrace::torch_ops::define_packed(m);
 }
 
-STABLE_TORCH_LIBRARY_IMPL(millrace, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(millrace, CPU, m) { implement_all(m); }
 #ifdef MILLRACE_KERNELS_CUDA
-STABLE_TORCH_LIBRARY_IMPL(millrace, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(millrace, CUDA, m) { implement_all(m); }
 #endif

@@ -2,6 +2,7 @@
 // their gradients.
 #include <algorithm>
 #include <climits>
+#include <numeric>
 #include <tuple>
 
 #include "tensors.h"
@@ -16,8 +17,47 @@ int32_t ignore_of(int64_t index, const char* op) {
   return static_cast<int32_t>(index);
 }
 
-// logits [..., vocab], targets int32 of the shape before it -> loss and log-sum-exp, float32 of that shape.
-std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits, const Tensor& targets, int64_t ignore_index) {
+// What becomes of the losses of rows. On a GPU they go out as they are, and torch reduces them.
+enum class Reduction : int64_t { kNone, kMean, kSum };
+
+Reduction reduction_of(int64_t number, const Tensor& like, const char* op) {
+  if (number < 0 || number > 2)
+    refuse(op, "reduction is " + std::to_string(number) + ", expected 0 (none), 1 (mean) or 2 (sum)");
+  if (number != 0 && !like.is_cpu()) refuse(op, "reduction is a CPU's alone, expected 0 on a GPU");
+  return static_cast<Reduction>(number);
+}
+
+int64_t count_targets(const int32_t* targets, int64_t rows, int32_t ignored) {
+  return rows - std::count(targets, targets + rows, ignored);
+}
+
+// loss [rows] as one number, summed in float64; the mean of no targets is NaN, as torch's is.
+Tensor reduced(const Tensor& loss, const int32_t* targets, int64_t rows, int32_t ignored, Reduction how) {
+  if (how == Reduction::kNone) return loss;
+  const auto* each = static_cast<const float*>(loss.data_ptr());
+  double total = std::accumulate(each, each + rows, 0.0);
+  if (how == Reduction::kMean) total /= static_cast<double>(count_targets(targets, rows, ignored));
+  Tensor one = empty({}, ScalarType::Float, loss);
+  *static_cast<float*>(one.data_ptr()) = static_cast<float>(total);
+  return one;
+}
+
+// The gradients of the losses of rows: dloss itself, or its share of each in `keep`.
+const float* spread(const Tensor& dloss, const int32_t* targets, int64_t rows, int32_t ignored, Reduction how,
+                    const Tensor& like, MaybeTensor& keep, const char* op) {
+  if (how == Reduction::kNone) return float32_of(dloss, rows, like, keep, op, "dloss");
+  float share = *float32_of(dloss, 1, like, keep, op, "dloss");
+  if (how == Reduction::kMean) share /= static_cast<float>(count_targets(targets, rows, ignored));
+  keep = empty({rows}, ScalarType::Float, like);
+  auto* const each = static_cast<float*>(keep->data_ptr());
+  std::fill(each, each + rows, share);
+  return each;
+}
+
+// logits [..., vocab], targets of the shape before it -> loss, of that shape or one number, and log-sum-exp
+// of that shape; float32.
+std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits, const Tensor& targets, int64_t ignore_index,
+                                         int64_t reduction) {
   const char* op = "cross_entropy";
   const Rows from(logits, op, "logits");
   std::vector<int64_t> sizes = sizes_of(logits);
@@ -25,21 +65,24 @@ std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits, const Tensor& tar
   Tensor loss = empty(sizes, ScalarType::Float, logits), lse = empty(sizes, ScalarType::Float, logits);
   MaybeTensor keep;
   const int32_t* classes = int32_of(targets, from.rows, logits, keep, op, "targets");
-  if (from.rows == 0) return {loss, lse};
+  const int32_t ignored = ignore_of(ignore_index, op);
+  const Reduction how = reduction_of(reduction, logits, op);
   const mr_cross_entropy_args args{from.rows,
                                    from.cols,
                                    from.view,
                                    classes,
-                                   ignore_of(ignore_index, op),
+                                   ignored,
                                    static_cast<float*>(loss.data_ptr()),
                                    static_cast<float*>(lse.data_ptr())};
-  bindings::DeviceLease device = lease(logits);
-  check(mr_cross_entropy(device.get(), &args, device.stream()));
-  return {loss, lse};
+  if (from.rows > 0) {
+    bindings::DeviceLease device = lease(logits);
+    check(mr_cross_entropy(device.get(), &args, device.stream()));
+  }
+  return {reduced(loss, classes, from.rows, ignored, how), lse};
 }
 
 Tensor cross_entropy_backward(const Tensor& dloss, const Tensor& logits, const Tensor& targets,
-                              const Tensor& lse, int64_t ignore_index) {
+                              const Tensor& lse, int64_t ignore_index, int64_t reduction) {
   const char* op = "cross_entropy_backward";
   const Rows from(logits, op, "logits");
   Tensor dlogits = empty(sizes_of(logits), logits);
@@ -51,7 +94,8 @@ Tensor cross_entropy_backward(const Tensor& dloss, const Tensor& logits, const T
   args.targets = int32_of(targets, from.rows, logits, keep_targets, op, "targets");
   args.ignore_index = ignore_of(ignore_index, op);
   args.lse = float32_of(lse, from.rows, logits, keep_lse, op, "lse");
-  args.dloss = float32_of(dloss, from.rows, logits, keep_dloss, op, "dloss");
+  args.dloss = spread(dloss, args.targets, from.rows, args.ignore_index, reduction_of(reduction, logits, op),
+                      logits, keep_dloss, op);
   args.dlogits = rows_of(dlogits, op);
   if (from.rows == 0) return dlogits;
   bindings::DeviceLease device = lease(logits);
@@ -75,10 +119,11 @@ struct Head {
   Rows x, w;
 };
 
-// -> loss and log-sum-exp, float32 of hidden's shape before its last dimension. So many rows of logits at a
-// time.
+// -> loss, float32 of hidden's shape before its last dimension or one number, and log-sum-exp of that shape.
+// So many rows of logits at a time.
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tensor& weight,
-                                                const Tensor& targets, int64_t ignore_index) {
+                                                const Tensor& targets, int64_t ignore_index,
+                                                int64_t reduction) {
   const char* op = "linear_cross_entropy";
   const Head head(hidden, weight, op);
   std::vector<int64_t> sizes = sizes_of(hidden);
@@ -88,7 +133,8 @@ std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tens
   const int64_t rows = head.x.rows, vocab = head.w.rows;
   const int32_t* classes = int32_of(targets, rows, hidden, keep, op, "targets");
   const int32_t ignore = ignore_of(ignore_index, op);
-  if (rows == 0) return {loss, lse};
+  const Reduction how = reduction_of(reduction, hidden, op);
+  if (rows == 0) return {reduced(loss, classes, rows, ignore, how), lse};
   const int64_t chunk = std::clamp<int64_t>(kLogitsAtOnce / vocab, 1, rows);
   const Tensor logits = empty({chunk, vocab}, ScalarType::Float, hidden);
   mr_gemm_args product{};
@@ -117,14 +163,15 @@ std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tens
                                      static_cast<float*>(lse.data_ptr()) + r};
     check(mr_cross_entropy(device.get(), &args, device.stream()));
   }
-  return {loss, lse};
+  return {reduced(loss, classes, rows, ignore, how), lse};
 }
 
 // Gradients of hidden and weight in their type; one that is not wanted is empty.
 std::tuple<Tensor, Tensor> linear_cross_entropy_backward(const Tensor& dloss, const Tensor& hidden,
                                                          const Tensor& weight, const Tensor& targets,
                                                          const Tensor& lse, int64_t ignore_index,
-                                                         bool want_hidden, bool want_weight) {
+                                                         bool want_hidden, bool want_weight,
+                                                         int64_t reduction) {
   const char* op = "linear_cross_entropy_backward";
   const Head head(hidden, weight, op);
   const std::vector<int64_t> none{0};
@@ -140,7 +187,8 @@ std::tuple<Tensor, Tensor> linear_cross_entropy_backward(const Tensor& dloss, co
   args.targets = int32_of(targets, args.rows, hidden, keep_targets, op, "targets");
   args.ignore_index = ignore_of(ignore_index, op);
   args.lse = float32_of(lse, args.rows, hidden, keep_lse, op, "lse");
-  args.dloss = float32_of(dloss, args.rows, hidden, keep_dloss, op, "dloss");
+  args.dloss = spread(dloss, args.targets, args.rows, args.ignore_index, reduction_of(reduction, hidden, op),
+                      hidden, keep_dloss, op);
   if (want_hidden && args.rows > 0) args.dhidden = rows_of(dhidden, op);
   if (want_weight) args.dweight = rows_of(dweight, op);
   if (args.dhidden.data == nullptr && args.dweight.data == nullptr) return {dhidden, dweight};
@@ -201,28 +249,30 @@ Tensor embedding_backward(const Tensor& dy, const Tensor& tokens, int64_t vocab,
 }  // namespace
 
 void define_losses(torch::stable::detail::StableLibrary& m) {
-  m.def("cross_entropy(Tensor logits, Tensor targets, int ignore_index=-100) -> (Tensor, Tensor)");
+  m.def(
+      "cross_entropy(Tensor logits, Tensor targets, int ignore_index=-100, int reduction=0) -> (Tensor, "
+      "Tensor)");
   m.def(
       "cross_entropy_backward(Tensor dloss, Tensor logits, Tensor targets, Tensor lse, int "
-      "ignore_index=-100) -> "
-      "Tensor");
+      "ignore_index=-100, int reduction=0) -> Tensor");
   m.def(
-      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, int ignore_index=-100) -> "
-      "(Tensor, Tensor)");
+      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, int ignore_index=-100, "
+      "int reduction=0) -> (Tensor, Tensor)");
   m.def(
       "linear_cross_entropy_backward(Tensor dloss, Tensor hidden, Tensor weight, Tensor targets, Tensor lse, "
-      "int ignore_index=-100, bool want_hidden=True, bool want_weight=True) -> (Tensor, Tensor)");
+      "int ignore_index=-100, bool want_hidden=True, bool want_weight=True, int reduction=0) -> (Tensor, "
+      "Tensor)");
   m.def("embedding(Tensor tokens, Tensor table, float scale=1.) -> Tensor");
   m.def("embedding_backward(Tensor dy, Tensor tokens, SymInt vocab, float scale=1.) -> Tensor");
 }
 
 void implement_losses(torch::stable::detail::StableLibrary& m) {
-  m.impl("cross_entropy", TORCH_BOX(&cross_entropy));
-  m.impl("cross_entropy_backward", TORCH_BOX(&cross_entropy_backward));
-  m.impl("linear_cross_entropy", TORCH_BOX(&linear_cross_entropy));
-  m.impl("linear_cross_entropy_backward", TORCH_BOX(&linear_cross_entropy_backward));
-  m.impl("embedding", TORCH_BOX(&embedding));
-  m.impl("embedding_backward", TORCH_BOX(&embedding_backward));
+  implement(m, "cross_entropy", TORCH_BOX(&cross_entropy));
+  implement(m, "cross_entropy_backward", TORCH_BOX(&cross_entropy_backward));
+  implement(m, "linear_cross_entropy", TORCH_BOX(&linear_cross_entropy));
+  implement(m, "linear_cross_entropy_backward", TORCH_BOX(&linear_cross_entropy_backward));
+  implement(m, "embedding", TORCH_BOX(&embedding));
+  implement(m, "embedding_backward", TORCH_BOX(&embedding_backward));
 }
 
 }  // namespace millrace::torch_ops

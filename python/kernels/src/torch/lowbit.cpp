@@ -33,8 +33,8 @@ const void* bytes_of(const Tensor& x, size_t bytes, const Tensor& like, const ch
 }
 
 // -> uint8 [bytes], what lowbit_linear multiplies.
-Tensor lowbit_repack(const Tensor& codes, const Tensor& scales, MaybeTensor zeros, std::string format,
-                     std::string packing, int64_t n, int64_t k) {
+Tensor lowbit_repack(const Tensor& codes, const Tensor& scales, MaybeTensor zeros, Text format, Text packing,
+                     int64_t n, int64_t k) {
   const char* op = "lowbit_repack";
   mr_lowbit_matrix matrix{
       format_named(format, op), packing_named(packing, op), 1, n, k, nullptr, nullptr, nullptr};
@@ -58,8 +58,8 @@ Tensor lowbit_repack(const Tensor& codes, const Tensor& scales, MaybeTensor zero
 }
 
 // x bf16 [..., k] -> bf16 [..., n]; backward: x bf16 [..., n] -> bf16 [..., k].
-Tensor lowbit_linear(const Tensor& x, const Tensor& weight, std::string format, int64_t n, int64_t k,
-                     double scale, MaybeTensor bias, bool backward) {
+Tensor lowbit_linear(const Tensor& x, const Tensor& weight, Text format, int64_t n, int64_t k, double scale,
+                     MaybeTensor bias, bool backward) {
   const char* op = "lowbit_linear";
   require_type(x, ScalarType::BFloat16, op, "x", "bfloat16");
   if (scale == 0.0) refuse(op, "scale is 0");
@@ -110,8 +110,8 @@ void define_lowbit(torch::stable::detail::StableLibrary& m) {
 }
 
 void implement_lowbit(torch::stable::detail::StableLibrary& m) {
-  m.impl("lowbit_repack", TORCH_BOX(&lowbit_repack));
-  m.impl("lowbit_linear", TORCH_BOX(&lowbit_linear));
+  implement(m, "lowbit_repack", TORCH_BOX(&lowbit_repack));
+  implement(m, "lowbit_linear", TORCH_BOX(&lowbit_linear));
 }
 
 }  // namespace millrace::torch_ops

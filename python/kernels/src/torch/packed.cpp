@@ -28,7 +28,7 @@ HostLayout host_layout(const mr_matrix& of) {
 }
 
 // weight on the host, like on the device that is to multiply it -> uint8 [bytes] there.
-Tensor weight_pack(const Tensor& weight, const Tensor& like, std::string type, MaybeTensor scales) {
+Tensor weight_pack(const Tensor& weight, const Tensor& like, Text type, MaybeTensor scales) {
   const char* op = "weight_pack";
   if (!weight.is_cpu()) refuse(op, "weight lies on a GPU, expected the CPU: it is packed from there");
   if (scales.has_value()) {
@@ -117,7 +117,7 @@ mr_matrix matrix_of(const std::string& type, int64_t experts, int64_t rows, int6
 }
 
 // x float32 [..., cols] times a packed weight [rows, cols] -> float32 [..., rows].
-Tensor linear_packed(const Tensor& x, const Tensor& packed, std::string type, int64_t rows, int64_t cols,
+Tensor linear_packed(const Tensor& x, const Tensor& packed, Text type, int64_t rows, int64_t cols,
                      MaybeTensor bias) {
   const char* op = "linear_packed";
   require_type(x, ScalarType::Float, op, "x", "float32");
@@ -149,9 +149,9 @@ Tensor linear_packed(const Tensor& x, const Tensor& packed, std::string type, in
 
 // experts() over packed weights: gate, up [count, ffn, hidden], down [count, hidden, ffn].
 Tensor experts_packed(const Tensor& x, const Tensor& chosen, const Tensor& weights, const Tensor& gate,
-                      const Tensor& up, const Tensor& down, std::string type, int64_t count, int64_t ffn,
-                      MaybeTensor gate_bias, MaybeTensor up_bias, MaybeTensor down_bias,
-                      std::string activation, double alpha, double limit) {
+                      const Tensor& up, const Tensor& down, Text type, int64_t count, int64_t ffn,
+                      MaybeTensor gate_bias, MaybeTensor up_bias, MaybeTensor down_bias, Text activation,
+                      double alpha, double limit) {
   const char* op = "experts_packed";
   if (x.dim() != 2 || chosen.dim() != 2)
     refuse(op, "x and chosen have shapes " + shape_text(x) + " and " + shape_text(chosen) +
@@ -183,9 +183,9 @@ void define_packed(torch::stable::detail::StableLibrary& m) {
 }
 
 void implement_packed(torch::stable::detail::StableLibrary& m) {
-  m.impl("weight_pack", TORCH_BOX(&weight_pack));
-  m.impl("linear_packed", TORCH_BOX(&linear_packed));
-  m.impl("experts_packed", TORCH_BOX(&experts_packed));
+  implement(m, "weight_pack", TORCH_BOX(&weight_pack));
+  implement(m, "linear_packed", TORCH_BOX(&linear_packed));
+  implement(m, "experts_packed", TORCH_BOX(&experts_packed));
 }
 
 }  // namespace millrace::torch_ops

@@ -188,7 +188,7 @@ Tensor matmul_fp8(const Tensor& a, const Tensor& b, const Tensor& a_scales, cons
 }
 
 // w float32 [rows, cols] -> uint8 [rows, bytes of a row].
-Tensor quantize(const Tensor& w, std::string type_name, MaybeTensor importance) {
+Tensor quantize(const Tensor& w, Text type_name, MaybeTensor importance) {
   const char* op = "quantize";
   const mr_dtype type = parse_type(type_name, op);
   require_type(w, ScalarType::Float, op, "w", "float32");
@@ -208,7 +208,7 @@ Tensor quantize(const Tensor& w, std::string type_name, MaybeTensor importance) 
 }
 
 // -> float32 [.., rows, cols].
-Tensor dequantize(const Tensor& weight, std::string type, MaybeTensor scales, int64_t scale_rows,
+Tensor dequantize(const Tensor& weight, Text type, MaybeTensor scales, int64_t scale_rows,
                   int64_t scale_cols) {
   const WeightTensor w(weight, type, scales, scale_rows, scale_cols, "dequantize", "weight");
   std::vector<int64_t> sizes = sizes_of(weight);
@@ -222,7 +222,7 @@ Tensor dequantize(const Tensor& weight, std::string type, MaybeTensor scales, in
 }
 
 // x float32 [..., in] times a weight of any type -> float32 [..., out].
-Tensor linear_quantized(const Tensor& x, const Tensor& weight, std::string type, MaybeTensor scales,
+Tensor linear_quantized(const Tensor& x, const Tensor& weight, Text type, MaybeTensor scales,
                         MaybeTensor bias, int64_t scale_rows, int64_t scale_cols) {
   const char* op = "linear_quantized";
   require_type(x, ScalarType::Float, op, "x", "float32");
@@ -319,12 +319,12 @@ void define_products(torch::stable::detail::StableLibrary& m) {
 }
 
 void implement_products(torch::stable::detail::StableLibrary& m) {
-  m.impl("linear", TORCH_BOX(&linear));
-  m.impl("matmul", TORCH_BOX(&matmul));
-  m.impl("matmul_fp8", TORCH_BOX(&matmul_fp8));
-  m.impl("quantize", TORCH_BOX(&quantize));
-  m.impl("dequantize", TORCH_BOX(&dequantize));
-  m.impl("linear_quantized", TORCH_BOX(&linear_quantized));
+  implement(m, "linear", TORCH_BOX(&linear));
+  implement(m, "matmul", TORCH_BOX(&matmul));
+  implement(m, "matmul_fp8", TORCH_BOX(&matmul_fp8));
+  implement(m, "quantize", TORCH_BOX(&quantize));
+  implement(m, "dequantize", TORCH_BOX(&dequantize));
+  implement(m, "linear_quantized", TORCH_BOX(&linear_quantized));
 }
 
 }  // namespace millrace::torch_ops

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 
 namespace millrace::torch_ops {
@@ -13,7 +14,7 @@ constexpr int64_t kWorkspaceAlignment = 256;  // of the C API
 // torch's numbers of the types that most tensors have. A ScalarType comes of a question per type there is.
 struct TypeCodes {
   int32_t f32 = aoti_torch_dtype_float32(), f16 = aoti_torch_dtype_float16(),
-          bf16 = aoti_torch_dtype_bfloat16();
+          bf16 = aoti_torch_dtype_bfloat16(), i32 = aoti_torch_dtype_int32(), i64 = aoti_torch_dtype_int64();
 };
 const TypeCodes& type_codes() {
   static const TypeCodes codes;
@@ -26,6 +27,7 @@ int32_t type_code(const Tensor& x) {
 }
 int32_t code_of(ScalarType type) {
   if (type == ScalarType::Float) return type_codes().f32;
+  if (type == ScalarType::Int) return type_codes().i32;
   return torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
 }
 
@@ -76,6 +78,14 @@ const T* words_of(const Tensor& x, int64_t count, const Tensor& like, MaybeTenso
   require_same_device(x, like, op, name);
   keep = x.is_contiguous() ? x : torch::stable::contiguous(x);
   return static_cast<const T*>(keep->data_ptr());
+}
+
+const int32_t* narrowed(const int64_t* wide, int64_t count, const Tensor& like, MaybeTensor& keep) {
+  constexpr int64_t kLeast = std::numeric_limits<int32_t>::min(), kMost = std::numeric_limits<int32_t>::max();
+  keep = empty({count}, ScalarType::Int, like);
+  auto* const narrow = static_cast<int32_t*>(keep->data_ptr());
+  for (int64_t i = 0; i < count; ++i) narrow[i] = static_cast<int32_t>(std::clamp(wide[i], kLeast, kMost));
+  return narrow;
 }
 
 }  // namespace
@@ -222,7 +232,12 @@ Vector::Vector(const MaybeTensor& x, int64_t size, const Tensor& like, const cha
 
 const int32_t* int32_of(const Tensor& x, int64_t count, const Tensor& like, MaybeTensor& keep, const char* op,
                         const char* name) {
-  require_type(x, ScalarType::Int, op, name, "int32");
+  if (x.is_cpu() && type_code(x) == type_codes().i64) {
+    MaybeTensor wide;
+    const int64_t* from = words_of<int64_t>(x, count, like, wide, op, name);
+    return narrowed(from, count, like, keep);
+  }
+  require_type(x, ScalarType::Int, op, name, x.is_cpu() ? "int32 or int64" : "int32");
   return words_of<int32_t>(x, count, like, keep, op, name);
 }
 

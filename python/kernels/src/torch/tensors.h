@@ -11,7 +11,35 @@
 #include <string>
 #include <vector>
 
+#include "direct_call.h"
 #include "python/kernels/src/device_pool.h"
+
+namespace millrace::torch_ops {
+
+// A `str` of a schema. What torch's headers make of one is never freed, up to 2.13 at least.
+struct Text : std::string {
+  using std::string::string;
+};
+
+}  // namespace millrace::torch_ops
+
+namespace torch::stable::detail {
+
+template <>
+struct ToImpl<millrace::torch_ops::Text> {
+  static millrace::torch_ops::Text call(StableIValue value, uint64_t, bool) {
+    const auto handle = to<StringHandle>(value);
+    size_t length = 0;
+    const char* data = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+    millrace::torch_ops::Text text(data, length);
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+    return text;
+  }
+};
+
+}  // namespace torch::stable::detail
 
 namespace millrace::torch_ops {
 
@@ -79,7 +107,9 @@ struct Vector {
   MaybeTensor keep;
 };
 
-// int32 [count] or float32 [count], contiguous; `keep` holds what had to be copied.
+// int32 [count] or float32 [count], contiguous; `keep` holds what had to be copied. On a CPU int64 is taken
+// too: what int32 does not hold becomes its largest or least number, which is out of every range that is
+// checked.
 const int32_t* int32_of(const Tensor& x, int64_t count, const Tensor& like, MaybeTensor& keep, const char* op,
                         const char* name);
 const float* float32_of(const Tensor& x, int64_t count, const Tensor& like, MaybeTensor& keep, const char* op,
@@ -93,7 +123,9 @@ void define_products(torch::stable::detail::StableLibrary& m);
 void define_experts(torch::stable::detail::StableLibrary& m);
 void define_lowbit(torch::stable::detail::StableLibrary& m);
 void define_packed(torch::stable::detail::StableLibrary& m);
-// Their kernels, for a dispatch key.
+// Makes a kernel known to torch, for a dispatch key, and to millrace_torch_kernel.
+void implement(torch::stable::detail::StableLibrary& m, const char* name, BoxedKernel kernel);
+// The kernels of each source file.
 void implement_attention(torch::stable::detail::StableLibrary& m);
 void implement_fused(torch::stable::detail::StableLibrary& m);
 void implement_losses(torch::stable::detail::StableLibrary& m);

@@ -90,7 +90,7 @@ __device__ inline void publish_to_async() {
   MILLRACE_BULK_ASM("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// What this thread has seen in global memory comes before the bulk copies that it asks for.
+// What this thread has seen in global memory comes before the bulk copies that it issues.
 __device__ inline void fence_bulk_copies() { MILLRACE_BULK_ASM("fence.proxy.async;" ::: "memory"); }
 
 // Closes this thread's group of stores (tma_store_2d, tensor_map.cuh).
@@ -118,6 +118,10 @@ __device__ inline void named_barrier() {
 template <int kThreads>
 __device__ inline void named_barrier(int name) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
+}
+// The same for a number of threads (whole warps) that is known then.
+__device__ inline void named_barrier(int name, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 // The same for who does not wait for the others.
 template <int kName, int kThreads>

@@ -33,5 +33,11 @@ __device__ inline void store_matrices(uint32_t address, const uint32_t (&a)[4]) 
                     "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
                     : "memory");
 }
+// The same of matrices that lie transposed: a[i] has rows 2t and 2t + 1 of column g.
+__device__ inline void store_matrices_transposed(uint32_t address, const uint32_t (&a)[4]) {
+  MILLRACE_BULK_ASM("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                    "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+                    : "memory");
+}
 
 }  // namespace millrace::cuda::ptx

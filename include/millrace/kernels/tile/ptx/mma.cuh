@@ -56,5 +56,11 @@ __device__ inline uint32_t transpose_matrix(uint32_t a) {
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
   return d;
 }
+// The same, where the compiler may move it among others: in code that all lanes go through.
+__device__ inline uint32_t transpose_matrix_anywhere(uint32_t a) {
+  uint32_t d;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
+  return d;
+}
 
 }  // namespace millrace::cuda::ptx

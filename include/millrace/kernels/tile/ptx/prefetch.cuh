@@ -1,4 +1,4 @@
-// Asking for memory that is read later, into L2: no register waits for it.
+// Prefetching memory that is read later, into L2: no register waits for it.
 #pragma once
 
 namespace millrace::cuda::ptx {

@@ -1,0 +1,3 @@
+// For base ARMv8 (simd/target.h).
+#define MILLRACE_TARGET_NEON
+#include "kernels/cpu/tables/flash_kernels.h"
