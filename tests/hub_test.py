@@ -203,25 +203,30 @@ class Download(HubTest):
         self.assertEqual(hub.cuts, 0)
         self.assertLess(hub.sent, 1.2 * len(BIG))  # what had come was kept
 
+    def noted(self):
+        """Bytes that an unfinished pull has noted to be there."""
+        states = [json.loads(path.read_text()) for path in self.cache.glob("*/blobs/*.state")]
+        return sum(last - first for state in states for first, last in state["have"])
+
     def interrupted(self, end):
         """Starts a pull, ends it in the middle and returns how much of the file had been sent."""
-        self.fake.delay = 0.12 if end == signal.SIGKILL else 0.03
+        before = self.fake.sent
+        self.fake.hold(len(BIG) // 3)
         process = subprocess.Popen([BINARY, "pull", "hf:test/big", "--any", "--json"], env=self.environment(),
                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        before = self.fake.sent
         while self.fake.sent - before < len(BIG) // 3:
             self.assertIsNone(process.poll(), "it ended before it was interrupted")
             time.sleep(0.01)
         # It notes what it has every two seconds, and when it is asked to end.
-        while end == signal.SIGKILL and not list(self.cache.glob("*/blobs/*.state")):
+        while end == signal.SIGKILL and self.noted() < len(BIG) // 4:
             self.assertIsNone(process.poll(), "it ended before it was interrupted")
             time.sleep(0.01)
         process.send_signal(end)
         process.communicate(timeout=TIMEOUT)
-        self.fake.delay = 0.0
+        sent = self.fake.sent
+        self.fake.release()
         self.assertEqual(process.returncode, -end if end == signal.SIGKILL else 128 + end)
-        time.sleep(0.1)
-        return self.fake.sent
+        return sent
 
     def test_goes_on_after_a_kill(self):
         hub = self.big()
@@ -303,8 +308,16 @@ class Download(HubTest):
 
     def test_progress_as_json(self):
         hub = self.big()
-        hub.delay = 0.02
-        lines = [json.loads(line) for line in self.good("pull", "hf:test/big", "--any", "--json").splitlines()]
+        hub.hold(len(BIG) // 3)
+        process = subprocess.Popen([BINARY, "pull", "hf:test/big", "--any", "--json"], env=self.environment(),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        lines = []
+        for line in process.stdout:
+            lines.append(json.loads(line))
+            if lines[-1]["event"] == "progress" and lines[-1]["bytes_per_s"] > 0:
+                hub.release()
+        self.assertEqual(process.wait(TIMEOUT), 0, process.stderr.read())
+        process.communicate()
         events = [line["event"] for line in lines]
         self.assertEqual((events[0], events[-1]), ("plan", "done"))
         self.assertEqual(lines[0]["bytes"], len(BIG))
@@ -314,12 +327,14 @@ class Download(HubTest):
 
     def test_bar_on_a_terminal(self):
         hub = self.big()
-        hub.delay = 0.01
+        hub.hold(len(BIG) // 3)
         master, slave = pty.openpty()
         process = subprocess.Popen([BINARY, "pull", "hf:test/big", "--any"], env=self.environment(), stdin=slave,
                                    stdout=subprocess.PIPE, stderr=slave)
         os.close(slave)
-        shown = read_terminal(master)
+        shown = read_terminal(master, until=" left")
+        hub.release()
+        shown += read_terminal(master)
         process.communicate(timeout=TIMEOUT)
         self.assertRegex(shown, r"█+░+ +\d+%  [\d.]+ MiB of 12.0 MiB, [\d.]+ MiB/s, 0:\d\d left")
 

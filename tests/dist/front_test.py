@@ -116,13 +116,27 @@ class Server:
                     action()
         return pieces, None
 
-    def wait_healthy(self):
-        for _ in range(300):
+    def wait_healthy(self, condition):
+        """What it says of its ranks once it is healthy, and `condition` of that holds: a loss may not be noticed yet."""
+        until = time.monotonic() + 2 * NOTICED_S
+        while True:
             status, body = self.get("/health")
-            if status == 200:
-                return json.loads(body)
+            if status == 200 and condition(json.loads(body)["ranks"]):
+                return json.loads(body)["ranks"]
+            if time.monotonic() > until:
+                raise AssertionError(f"not healthy again: {body}")
             time.sleep(0.1)
-        raise AssertionError(f"not healthy again: {body}")
+
+    def wait_for_beat(self, rank):
+        """Until a rank was heard of that had time to count what was done before this call: it beats every 0.5 s."""
+        began = time.monotonic()
+        while time.monotonic() - began - self.groups()[0]["ranks"][rank]["heard_s"] < 0.8:
+            if time.monotonic() > began + 2 * NOTICED_S:
+                raise AssertionError(f"rank {rank} is not heard of")
+            time.sleep(0.1)
+
+    def wait_restarted(self, ranks, restarts):
+        self.wait_healthy(lambda found: found == {"up": ranks, "wanted": ranks, "restarts": restarts})
 
 
 # Greedy and seeded: what is computed again has to be what it was.
@@ -151,7 +165,7 @@ class Faults(unittest.TestCase):
             pieces, error = server.stream(after=40, action=lose, **way)
             self.assertIsNone(error)
             self.assertEqual(pieces, text, how)
-            self.assertEqual(server.wait_healthy()["ranks"], {"up": 3, "wanted": 3, "restarts": number + 1})
+            server.wait_restarted(3, number + 1)
         group = server.groups()[0]
         self.assertRegex(group["last_loss"], r"rank 1 \(process \d+ on .*\) was not heard of for [\d.]+ s")
         metrics = server.get("/metrics")[1]
@@ -161,7 +175,7 @@ class Faults(unittest.TestCase):
         for way in ({}, *WAYS, {**WAYS[1], "logprobs": 1}):
             if way:
                 server.ask(max_tokens=64, **way)
-            time.sleep(0.8)  # a beat later
+            server.wait_for_beat(2)
             found = re.search(r'rank_link_bytes_total\{.*from="2",to="0"\} (\d+)', server.get("/metrics")[1])
             sent.append(int(found.group(1)))
         greedy, drawn, gathered = (after - before for before, after in zip(sent, sent[1:]))
@@ -187,7 +201,7 @@ class Faults(unittest.TestCase):
         pieces, error = server.stream(after=40, action=lambda: os.kill(victim, signal.SIGTERM), **WAYS[0])
         self.assertIsNone(error)
         self.assertEqual(pieces, wanted, "ranks have the bits of one process")
-        self.assertEqual(server.wait_healthy()["ranks"], {"up": 2, "wanted": 2, "restarts": 1})
+        server.wait_restarted(2, 1)
         self.assertIn(f"rank 1 (process {victim} on ", server.groups()[0]["last_loss"])
 
     def test_who_reads_what_is_said_may_go(self):
@@ -198,7 +212,7 @@ class Faults(unittest.TestCase):
         victim = server.groups()[0]["ranks"][0]["pid"]
         lose = lambda: os.kill(victim, signal.SIGKILL)
         self.assertEqual(server.stream(after=20, action=lose, max_tokens=60, **WAYS[0]), wanted)
-        self.assertEqual(server.wait_healthy()["ranks"], {"up": 2, "wanted": 2, "restarts": 1})
+        server.wait_restarted(2, 1)
 
     def test_settings_of_a_rank_s_host_are_not_asked(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -210,7 +224,7 @@ class Faults(unittest.TestCase):
             self.assertIsNotNone(server.url, server.said())
 
     def test_without_restart_who_ran_gets_an_error_in_time_and_the_rest_goes_on(self):
-        server = Server(self, "--pipeline-parallel", "2", "--threads", "1")
+        server = Server(self, "--pipeline-parallel", "2", "--threads", "1", context=8192)
         ranks = server.groups()[0]["ranks"]
         began = []
 
@@ -218,7 +232,8 @@ class Faults(unittest.TestCase):
             began.append(time.monotonic())
             os.kill(ranks[1]["pid"], signal.SIGSTOP)
 
-        pieces, error = server.stream(after=30, action=lose, **WAYS[0])
+        # So long an answer is not whole before the rank is stopped, on any machine.
+        pieces, error = server.stream(after=30, action=lose, max_tokens=8000, **WAYS[0])
         noticed(self, began[0])
         self.assertIn("rank 1", error)
         self.assertGreaterEqual(len(pieces), 30)
@@ -508,11 +523,9 @@ class PretendedRanks(unittest.TestCase):
     def test_a_request_that_ranks_do_not_survive_is_given_up(self):
         claims = self.claims()
         server = self.start("--restart", claims=claims, dies=("step", 2))
-        began = time.monotonic()
         _, error = server.stream()
         self.assertIn("ranks were lost 3 times while they computed the same token of this request", error)
-        self.assertLess(time.monotonic() - began, 30)
-        self.assertEqual(server.wait_healthy()["ranks"], {"up": 2, "wanted": 2, "restarts": 3})
+        server.wait_restarted(2, 3)
 
     def test_without_a_rank_that_comes_but_cannot_load(self):
         # Every group of two is lost before it computes: one of one is tried.
@@ -522,8 +535,7 @@ class PretendedRanks(unittest.TestCase):
         for children in Path(f"/proc/{server.process.pid}/task").glob("*/children"):
             for launcher in children.read_text().split():
                 os.kill(int(launcher), signal.SIGKILL)
-        time.sleep(1)
-        self.assertEqual(server.wait_healthy()["ranks"]["up"], 1)
+        server.wait_healthy(lambda ranks: ranks["up"] == 1)
 
     def test_strangers_keep_no_rank_out(self):
         claims = self.claims()
@@ -665,7 +677,7 @@ class Replicas(unittest.TestCase):
         server, _ = self.check("--tensor-parallel", "2")
         groups = server.groups()
         self.assertEqual([len(group["ranks"]) for group in groups], [2, 2])
-        self.assertEqual(server.wait_healthy()["ranks"], {"up": 4, "wanted": 4, "restarts": 0})
+        server.wait_restarted(4, 0)
 
 
 def main():

@@ -105,6 +105,7 @@ class FakeHub:
         self.fail = []
         self.ranges, self.cut_after, self.cuts = True, None, 0  # cuts: answers of the cdn that end after cut_after bytes
         self.wrong, self.delay = False, 0.0  # delay: seconds for each piece of 64 KiB
+        self.stop_at, self.going = None, threading.Event()  # hold()
         self.expired = set()  # signatures that are no longer taken
         self.signature = 0
         self.lock = threading.Lock()
@@ -115,8 +116,18 @@ class FakeHub:
         self.api, self.cdn = Server(self.answer_api, context), Server(self.answer_cdn, context)
 
     def close(self):
+        self.release()
         self.api.close()
         self.cdn.close()
+
+    def hold(self, more):
+        """After so many more bytes of content no more are sent until release(): who asks is surely in the middle."""
+        self.going.clear()
+        self.stop_at = self.sent + more
+
+    def release(self):
+        self.stop_at = None
+        self.going.set()
 
     @property
     def sent(self):
@@ -228,6 +239,8 @@ class FakeHub:
             self.cuts -= cut
         piece = piece[:self.cut_after] if cut else piece
         for at in range(0, len(piece), 1 << 16):
+            if self.stop_at is not None and self.sent >= self.stop_at:
+                self.going.wait()
             handler.wfile.write(piece[at:at + (1 << 16)])
             handler.entry["sent"] += len(piece[at:at + (1 << 16)])
             if self.delay:

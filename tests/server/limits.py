@@ -219,13 +219,13 @@ class Limits(unittest.TestCase):
         self.assertIn(b"data: [DONE]", rest)
         self.assertEqual(server.process.wait(60), 0)
         with self.assertRaises(OSError):
-            socket.create_connection(("127.0.0.1", server.port), timeout=1)
+            socket.create_connection(("127.0.0.1", server.port), timeout=60)
 
     def test_second_signal_ends_at_once(self):
-        server = self.start("--drain-timeout", 600)
+        server = self.start("--drain-timeout", 600, ctx=8192)
         stream = socket.create_connection(("127.0.0.1", server.port), timeout=60)
         self.addCleanup(stream.close)
-        stream.sendall(post("/v1/chat/completions", json.dumps(LONG)))
+        stream.sendall(post("/v1/chat/completions", json.dumps(LONGER)))
         begin = stream.recv(4096)
         server.process.send_signal(signal.SIGTERM)
         # Signals of one kind that come together are one.

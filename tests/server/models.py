@@ -67,7 +67,7 @@ class ModelsTest(unittest.TestCase):
     def stream(self, model):
         """An answer under way: its connection."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=120)
-        connection.request("POST", "/v1/chat/completions", json.dumps({**LONG, "model": model}),
+        connection.request("POST", "/v1/chat/completions", json.dumps({**LONG, "max_tokens": 8000, "model": model}),
                            {"content-type": "application/json"})
         answer = connection.getresponse()
         self.assertEqual(answer.status, 200)
@@ -76,7 +76,7 @@ class ModelsTest(unittest.TestCase):
 
 
 class Several(ModelsTest):
-    OPTIONS = ("--ctx", 1024, "--log-json")
+    OPTIONS = ("--ctx", 8192, "--log-json")
 
     def test_all_are_listed(self):
         models = {m["id"]: m["meta"] for m in self.server.json("GET", "/v1/models")[1]["data"]}
@@ -134,7 +134,7 @@ class Several(ModelsTest):
 
     def test_by_hand(self):
         status, model = self.server.json("POST", "/v1/models/load", {"model": "llama3"})
-        self.assertEqual((status, model["meta"]["loaded"], model["max_model_len"]), (200, True, 1024))
+        self.assertEqual((status, model["meta"]["loaded"], model["max_model_len"]), (200, True, 8192))
         self.assertGreater(model["meta"]["memory"], 0)
         status, model = self.server.json("POST", "/v1/models/unload", {"model": "llama3"})
         self.assertEqual((status, model["meta"]["model"]), (200, "llama3"))
@@ -173,7 +173,6 @@ class Several(ModelsTest):
         connection.close()
         self.assertTrue(wait_for(lambda: not self.meta("smollm2")["loaded"]))
 
-
     def test_new_ones_are_found_on_a_signal(self):
         self.refused(404, "model_not_found", "later")
         os.symlink(GOLDEN / "llama2" / "model.gguf", pathlib.Path(self.folder.name) / "later.gguf")
@@ -183,7 +182,7 @@ class Several(ModelsTest):
 
 
 class OneAtATime(ModelsTest):
-    OPTIONS = ("--ctx", 1024, "--max-models", 1, "--unload-after", 2)
+    OPTIONS = ("--ctx", 8192, "--max-models", 1, "--unload-after", 4)
 
     def test_the_oldest_gives_way(self):
         for model, other in (("llama3", "qwen3"), ("qwen3", "llama3"), ("llama3", "qwen3")):
@@ -204,7 +203,7 @@ class OneAtATime(ModelsTest):
     def test_idle_ones_are_unloaded(self):
         self.answered("qwen3")
         left = self.meta("qwen3")["unload_in_s"]
-        self.assertTrue(0 < left <= 2, left)
+        self.assertTrue(0 < left <= 4, left)
         self.assertTrue(wait_for(lambda: not self.meta("qwen3")["loaded"]))
 
 
