@@ -216,9 +216,7 @@ FloatRows collect_logits(EventReader& reader, size_t columns) {
   return rows_of(answer.prompt_logits, columns);
 }
 
-}  // namespace
-
-void bind_model(nb::module_& m) {
+void bind_loaded_model(nb::module_& m) {
   nb::class_<LoadedModel>(m, "Model")
       .def_prop_ro("name", &LoadedModel::name)
       .def("info", [](const LoadedModel& model) { return info_dict(model.info()); })
@@ -271,9 +269,10 @@ void bind_model(nb::module_& m) {
             return std::make_unique<ApiCall>(model, path, std::move(body));
           },
           nb::arg("path"), nb::arg("body"));
-  m.def("load_model", &load, nb::arg("name"), nb::arg("path"), nb::arg("words"), nb::arg("open_objects"),
-        nb::arg("progress").none());
+}
 
+// What is under way: tokens as events, and calls of the server's endpoints.
+void bind_readers(nb::module_& m) {
   nb::class_<EventReader>(m, "EventReader")
       .def("poll", &EventReader::poll)
       .def("wait", &wait_slice<EventReader>)
@@ -292,7 +291,15 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("done", &ApiCall::done)
       .def_prop_ro("body", &ApiCall::body)
       .def_prop_ro("fd", &ApiCall::fd);
+}
 
+}  // namespace
+
+void bind_model(nb::module_& m) {
+  bind_loaded_model(m);
+  bind_readers(m);
+  m.def("load_model", &load, nb::arg("name"), nb::arg("path"), nb::arg("words"), nb::arg("open_objects"),
+        nb::arg("progress").none());
   const auto bind_help = [&](const char* name, std::vector<OptionHelp> (*help)()) {
     m.def(name, [help] {
       nb::list all;

@@ -531,22 +531,13 @@ void ContextAttention::finish_sinks(const float* lse, const std::vector<float>& 
   for (int h = 0; h < heads; ++h) d_sinks[h] = static_cast<float>(sums[static_cast<size_t>(h)]);
 }
 
-void ContextAttention::backward(const ContextInputs& in, const ContextGradients& g) {
-  const int rank = group_.rank();
+// delta of each run [heads][rows], as lse.
+std::vector<float> ContextAttention::deltas(const ContextGradients& g) {
   const ContextShape shape = problem_.shape();
-  if (g.d_sinks != nullptr && problem_.sinks == nullptr) {
-    throw_error(ErrorCode::kBadInput, "d_sinks is set, expected null where problem.sinks is null");
-  }
-  const std::vector<TokenRun> runs = layout_.runs(rank);
-  const int64_t rows = layout_.rows(rank),
-                o_row = int64_t{shape.heads} * shape.value_dim * shape.element_bytes;
-  if (rows > 0 && (g.out == nullptr || g.lse == nullptr || g.d_out == nullptr)) {
-    throw_error(ErrorCode::kBadInput, "out, lse or d_out is null, expected {} rows", rows);
-  }
-  // delta of each run [heads][rows], as lse.
-  std::vector<float> delta(static_cast<size_t>(rows * shape.heads));
+  const int64_t o_row = int64_t{shape.heads} * shape.value_dim * shape.element_bytes;
+  std::vector<float> delta(static_cast<size_t>(layout_.rows(group_.rank()) * shape.heads));
   int64_t at = 0;
-  for (const TokenRun& run : runs) {
+  for (const TokenRun& run : layout_.runs(group_.rank())) {
     const mr_flash_problem p = flash_problem(problem_, run.rows(), run.rows());
     size_t bytes = 0;
     void* workspace = math_.workspace(p, bytes);
@@ -557,18 +548,59 @@ void ContextAttention::backward(const ContextInputs& in, const ContextGradients&
         delta.data() + at * shape.heads, workspace, bytes, nullptr));
     at += run.rows();
   }
-  std::map<BlockId, Block> blocks;
-  blocks[{BlockKind::kKeys, rank}] = own_block(BlockKind::kKeys, in);
+  return delta;
+}
+
+// Queries with what their gradients need: dO, lse and delta.
+Block ContextAttention::block_of_gradients(const ContextInputs& in, const ContextGradients& g,
+                                           const std::vector<float>& delta) const {
+  const ContextShape shape = problem_.shape();
+  const int64_t rows = layout_.rows(group_.rank());
+  const int64_t o_row = int64_t{shape.heads} * shape.value_dim * shape.element_bytes,
+                of_float = int64_t{shape.heads} * 4;
   const Block q = own_block(BlockKind::kQueries, in);
-  const int64_t of_float = int64_t{shape.heads} * 4;
-  Block& own = blocks[{BlockKind::kQueries, rank}] =
-      make_block(runs, {q.row_bytes[0], o_row, of_float, of_float});
+  Block own = make_block(layout_.runs(group_.rank()), {q.row_bytes[0], o_row, of_float, of_float});
   if (rows > 0) {
     std::memcpy(own.at(0, 0), q.data.data(), q.data.size());
     std::memcpy(own.at(1, 0), g.d_out, static_cast<size_t>(rows * o_row));
     std::memcpy(own.at(2, 0), g.lse, static_cast<size_t>(rows * of_float));
     std::memcpy(own.at(3, 0), delta.data(), static_cast<size_t>(rows * of_float));
   }
+  return own;
+}
+
+// This rank's own, whose forests are whole, as tensors of the problem's type.
+void ContextAttention::finish_gradients(const ContextGradients& g) const {
+  const ContextShape shape = problem_.shape();
+  const std::vector<TokenRun> runs = layout_.runs(group_.rank());
+  const std::vector<Forest>&queries = d_queries_.at(group_.rank()), &keys = d_keys_.at(group_.rank());
+  auto *d_q = static_cast<std::byte*>(g.d_q), *d_k = static_cast<std::byte*>(g.d_k),
+       *d_v = static_cast<std::byte*>(g.d_v);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const int64_t count = runs[i].rows();
+    const Partial& of_keys = keys[i].root();
+    finish_gradient(math_, problem_.type, queries[i].root().out, count, shape.heads, shape.head_dim, d_q);
+    finish_gradient(math_, problem_.type, of_keys.out, count, shape.kv_heads, shape.head_dim, d_k);
+    finish_gradient(math_, problem_.type, of_keys.second, count, shape.kv_heads, shape.value_dim, d_v);
+    d_q += count * shape.heads * shape.head_dim * shape.element_bytes;
+    d_k += count * shape.kv_heads * shape.head_dim * shape.element_bytes;
+    d_v += count * shape.kv_heads * shape.value_dim * shape.element_bytes;
+  }
+}
+
+void ContextAttention::backward(const ContextInputs& in, const ContextGradients& g) {
+  const int rank = group_.rank();
+  if (g.d_sinks != nullptr && problem_.sinks == nullptr) {
+    throw_error(ErrorCode::kBadInput, "d_sinks is set, expected null where problem.sinks is null");
+  }
+  const int64_t rows = layout_.rows(rank);
+  if (rows > 0 && (g.out == nullptr || g.lse == nullptr || g.d_out == nullptr)) {
+    throw_error(ErrorCode::kBadInput, "out, lse or d_out is null, expected {} rows", rows);
+  }
+  const std::vector<float> delta = deltas(g);
+  std::map<BlockId, Block> blocks;
+  blocks[{BlockKind::kKeys, rank}] = own_block(BlockKind::kKeys, in);
+  blocks[{BlockKind::kQueries, rank}] = block_of_gradients(in, g, delta);
   d_queries_.clear();
   d_keys_.clear();
   d_queries_.emplace(rank, query_forests(rank, PartialKind::kQueryGradient));
@@ -583,19 +615,7 @@ void ContextAttention::backward(const ContextInputs& in, const ContextGradients&
   });
   return_partials(PartialKind::kQueryGradient, d_queries_);
   return_partials(PartialKind::kKeyGradient, d_keys_);
-  auto *d_q = static_cast<std::byte*>(g.d_q), *d_k = static_cast<std::byte*>(g.d_k),
-       *d_v = static_cast<std::byte*>(g.d_v);
-  for (size_t i = 0; i < runs.size(); ++i) {
-    const int64_t count = runs[i].rows();
-    finish_gradient(math_, problem_.type, d_queries_.at(rank)[i].root().out, count, shape.heads,
-                    shape.head_dim, d_q);
-    const Partial& keys = d_keys_.at(rank)[i].root();
-    finish_gradient(math_, problem_.type, keys.out, count, shape.kv_heads, shape.head_dim, d_k);
-    finish_gradient(math_, problem_.type, keys.second, count, shape.kv_heads, shape.value_dim, d_v);
-    d_q += count * shape.heads * shape.head_dim * shape.element_bytes;
-    d_k += count * shape.kv_heads * shape.head_dim * shape.element_bytes;
-    d_v += count * shape.kv_heads * shape.value_dim * shape.element_bytes;
-  }
+  finish_gradients(g);
   d_queries_.clear();
   d_keys_.clear();
   if (g.d_sinks != nullptr) finish_sinks(g.lse, delta, g.d_sinks);

@@ -76,6 +76,10 @@ class ContextAttention {
   void merge_compact(PartialKind kind, const std::map<int, std::vector<std::byte>>& received,
                      std::vector<Forest>& own);
   Block own_block(BlockKind kind, const ContextInputs& in) const;
+  std::vector<float> deltas(const ContextGradients& g);
+  Block block_of_gradients(const ContextInputs& in, const ContextGradients& g,
+                           const std::vector<float>& delta) const;
+  void finish_gradients(const ContextGradients& g) const;
   void finish_sinks(const float* lse, const std::vector<float>& delta, float* d_sinks);
 
   PartialMath math_;

@@ -78,76 +78,17 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   r->checkpoint_ = io::Checkpoint::open(options.model);
   r->weight_types_ = setup.weights;
   ModelConfig config = read_config(r->checkpoint_);
-  AdapterSet adapters = read_adapters(options, r->checkpoint_, config);
-  for (const Adapter& adapter : adapters.adapters) r->adapter_names_.push_back(adapter.name);
-  r->adapter_identities_ = adapters.identities;
-  r->adapter_bytes_ = adapters.bytes;
-  setup.adapter_rank = adapters.max_rank;
-  setup.adapter_features = adapters.features;
-  MILLRACE_CHECK(setup.adapter < std::ssize(adapters.adapters));
-  r->own_adapter_ = setup.adapter;
+  AdapterSet adapters = r->open_adapters(config, options, setup);
   r->budget_pages_ = options.attention_budget / kBlockTokens;
   r->fp8_prompts_ = options.compute == "fp8";
   if (r->fp8_prompts_) check_fp8(config, options.model);
   r->own_sparse_pages_ = options.attention == "sparse" ? r->budget_pages_ : 0;
-  RankShare ranks;
-  const bool outside = ranks_of(options) > 1 && !options.launcher.empty();
-  if (outside) {
-    check_stages(config, options);
-    if (options.tensor_parallel > 1 && !options.expert_parallel &&
-        !can_share_rows(r->checkpoint_, config)) {  // before they start
-      throw_error(
-          ErrorCode::kUnsupported,
-          "{}: {} is not to be shared by rows, expected one process, or --pipeline-parallel where layers "
-          "do not read one another",
-          options.model, config.architecture);
-    }
-    // Memory is planned for the whole where all ranks are here and use the machine's, else for the first
-    // one's part: its GPU may be its own.
-    const bool here = ranks_are_here(options);
-    if (!here || options.device.starts_with("cuda")) {
-      r->shares_ = shares_of(options, 0, r->checkpoint_, config);
-      ranks = {nullptr, &*r->shares_, 0, here ? ranks_of(options) : most_on_a_host(options)};
-      setup.local_ranks = here ? 1 : ranks.local_ranks;
-    }
-  } else if (ranks_of(options) > 1 || setup.group != nullptr) {
-    check_stages(config, options);
-    r->group_ = setup.group != nullptr ? setup.group : job_group(options);
-    r->shares_ = shares_of(with_measured_speeds(options, *r->group_, r->checkpoint_), r->group_->rank(),
-                           r->checkpoint_, config);
-    r->groups_.emplace(*r->group_, *r->shares_);
-    const HostPlace place = place_on_host(*r->group_);
-    ranks = {r->groups_->of_stage(), &*r->shares_, place.local_rank, place.local_ranks};
-    setup.local_ranks = place.local_ranks;
-  }
-  ChosenBackend chosen =
-      open_backend(r->checkpoint_, config, outside ? front_options(options) : options, setup, ranks);
-  if (outside) {
-    std::vector<dist::Claim> claims = rank_claims(r->checkpoint_, config, options, adapters, *chosen.backend);
-    r->front_ = std::make_unique<RankFront>(
-        options, [claims](const EngineOptions& o) { return with_options(claims, o); }, setup.wake);
-    chosen.backend = make_remote_backend(std::move(chosen.backend), *r->front_, ranks_of(options),
-                                         options.tensor_parallel > 1 && options.pipeline_parallel == 1);
-  }
-  if (r->group_ != nullptr) {
-    check_ranks_agree(*r->group_, r->checkpoint_, config, options, adapters, *chosen.backend);
-  }
-  r->backend_ = std::move(chosen.backend);
-  r->device_note_ = std::move(chosen.note);
+  r->open_device(config, options, setup, adapters);
   check_context(config, *r->backend_, options, setup);
   r->spec_ = runtime_spec(r->checkpoint_, config, *r->backend_, options, setup);
   r->load_tokenizer_of(config);
-  // The ranks have the weights, and are yet to be started.
-  r->model_ = Model::load(r->checkpoint_, *r->backend_, r->front_ ? LoadProgress() : options.on_load,
-                          setup.weights.choice, setup.weights.inputs, setup.adapter_features);
-  if (!adapters.adapters.empty()) r->model_->add_adapters(std::move(adapters.adapters), *r->backend_);
-  r->model_->settle_context(r->spec_.max_context);
-  r->stepping_ = r->model_.get();
+  r->load_model(options, setup, std::move(adapters));
   config.rope_inv_freq = r->model_->config().rope_inv_freq;  // what names the cache's blocks on disk
-  if (!r->model_->unpacked().empty()) {
-    std::string& note = r->weight_types_.note;
-    note = r->model_->unpacked() + (note.empty() ? "" : "; " + note);
-  }
   r->head_ = ClassifierHead::read(r->checkpoint_, config);
   r->open_images(config, options, setup);
   if (r->front_) {
@@ -158,6 +99,88 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   r->make_cache(config, options, setup);
   if (options.lock) lock_memory();
   return r;
+}
+
+AdapterSet Runtime::open_adapters(const ModelConfig& config, const EngineOptions& options,
+                                  RuntimeSetup& setup) {
+  AdapterSet adapters = read_adapters(options, checkpoint_, config);
+  for (const Adapter& adapter : adapters.adapters) adapter_names_.push_back(adapter.name);
+  adapter_identities_ = adapters.identities;
+  adapter_bytes_ = adapters.bytes;
+  setup.adapter_rank = adapters.max_rank;
+  setup.adapter_features = adapters.features;
+  MILLRACE_CHECK(setup.adapter < std::ssize(adapters.adapters));
+  own_adapter_ = setup.adapter;
+  return adapters;
+}
+
+// The backend, and the ranks that this process is one of or has in front of it.
+void Runtime::open_device(const ModelConfig& config, const EngineOptions& options, RuntimeSetup& setup,
+                          const AdapterSet& adapters) {
+  const bool outside = ranks_of(options) > 1 && !options.launcher.empty();
+  const RankShare ranks =
+      outside ? share_before_ranks(config, options, setup) : join_ranks(config, options, setup);
+  ChosenBackend chosen =
+      open_backend(checkpoint_, config, outside ? front_options(options) : options, setup, ranks);
+  if (outside) {
+    std::vector<dist::Claim> claims = rank_claims(checkpoint_, config, options, adapters, *chosen.backend);
+    front_ = std::make_unique<RankFront>(
+        options, [claims](const EngineOptions& o) { return with_options(claims, o); }, setup.wake);
+    chosen.backend = make_remote_backend(std::move(chosen.backend), *front_, ranks_of(options),
+                                         options.tensor_parallel > 1 && options.pipeline_parallel == 1);
+  }
+  if (group_ != nullptr) {
+    check_ranks_agree(*group_, checkpoint_, config, options, adapters, *chosen.backend);
+  }
+  backend_ = std::move(chosen.backend);
+  device_note_ = std::move(chosen.note);
+}
+
+// What a process plans for that starts its ranks.
+RankShare Runtime::share_before_ranks(const ModelConfig& config, const EngineOptions& options,
+                                      RuntimeSetup& setup) {
+  check_stages(config, options);
+  if (options.tensor_parallel > 1 && !options.expert_parallel &&
+      !can_share_rows(checkpoint_, config)) {  // before they start
+    throw_error(
+        ErrorCode::kUnsupported,
+        "{}: {} is not to be shared by rows, expected one process, or --pipeline-parallel where layers "
+        "do not read one another",
+        options.model, config.architecture);
+  }
+  // Memory is planned for the whole where all ranks are here and use the machine's, else for the first
+  // one's part: its GPU may be its own.
+  const bool here = ranks_are_here(options);
+  if (here && !options.device.starts_with("cuda")) return {};
+  shares_ = shares_of(options, 0, checkpoint_, config);
+  const RankShare ranks = {nullptr, &*shares_, 0, here ? ranks_of(options) : most_on_a_host(options)};
+  setup.local_ranks = here ? 1 : ranks.local_ranks;
+  return ranks;
+}
+
+// This process's part among ranks that are there; of a process alone, nothing.
+RankShare Runtime::join_ranks(const ModelConfig& config, const EngineOptions& options, RuntimeSetup& setup) {
+  if (ranks_of(options) == 1 && setup.group == nullptr) return {};
+  check_stages(config, options);
+  group_ = setup.group != nullptr ? setup.group : job_group(options);
+  shares_ =
+      shares_of(with_measured_speeds(options, *group_, checkpoint_), group_->rank(), checkpoint_, config);
+  groups_.emplace(*group_, *shares_);
+  const HostPlace place = place_on_host(*group_);
+  setup.local_ranks = place.local_ranks;
+  return {groups_->of_stage(), &*shares_, place.local_rank, place.local_ranks};
+}
+
+// Ranks that are in front of it have the weights, and are yet to be started.
+void Runtime::load_model(const EngineOptions& options, const RuntimeSetup& setup, AdapterSet adapters) {
+  model_ = Model::load(checkpoint_, *backend_, front_ ? LoadProgress() : options.on_load,
+                       setup.weights.choice, setup.weights.inputs, setup.adapter_features);
+  if (!adapters.adapters.empty()) model_->add_adapters(std::move(adapters.adapters), *backend_);
+  model_->settle_context(spec_.max_context);
+  stepping_ = model_.get();
+  if (model_->unpacked().empty()) return;
+  std::string& note = weight_types_.note;
+  note = model_->unpacked() + (note.empty() ? "" : "; " + note);
 }
 
 // What reads images, or why nothing does. A file that was named for it has to do.

@@ -31,6 +31,8 @@ namespace millrace {
 
 class PipelineLeader;
 class RemoteExecutor;
+struct AdapterSet;
+struct RankShare;
 
 // Where an image is in a prompt: its tokens, [tokens, (1 + further) * hidden] as the model reads them. The
 // ids of these tokens are below 0 and stand for the image's bytes (image_reader.h).
@@ -172,6 +174,13 @@ class Runtime {
 
  private:
   Runtime() = default;
+  // The parts of open(), in order. What they find is noted in `setup` for those behind.
+  AdapterSet open_adapters(const ModelConfig& config, const EngineOptions& options, RuntimeSetup& setup);
+  void open_device(const ModelConfig& config, const EngineOptions& options, RuntimeSetup& setup,
+                   const AdapterSet& adapters);
+  RankShare share_before_ranks(const ModelConfig& config, const EngineOptions& options, RuntimeSetup& setup);
+  RankShare join_ranks(const ModelConfig& config, const EngineOptions& options, RuntimeSetup& setup);
+  void load_model(const EngineOptions& options, const RuntimeSetup& setup, AdapterSet adapters);
   void load_tokenizer_of(const ModelConfig& config);
   void open_images(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup);
   void start_ranks(const EngineOptions& options, const RuntimeSetup& setup);
