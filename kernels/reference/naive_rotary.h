@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 
+#include "base/query_growth.h"
+
 namespace millrace::reference {
 
 struct Rotary {
@@ -12,11 +14,6 @@ struct Rotary {
   bool interleaved = false;         // pairs (2i, 2i + 1); else (i, i + rotary dims / 2)
 };
 
-// q *= 1 + scale * log(1 + floor((position + offset) / every)).
-struct QueryGrowth {
-  float scale = 0.0f, every = 1.0f;
-  int32_t offset = 0;
-};
 double growth_at(const QueryGrowth& growth, int32_t position);
 void grow_query(const QueryGrowth& growth, int32_t position, int64_t size, float* q);
 

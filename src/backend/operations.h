@@ -10,6 +10,7 @@
 #include "backend/adapter_table.h"
 #include "base/gated_activation.h"
 #include "base/paging.h"
+#include "base/query_growth.h"
 #include "base/state_block.h"
 
 namespace millrace {
@@ -187,13 +188,8 @@ struct Rope {
   // Of Batch::rope_positions, where there are any, which one turns a pair, 0 to 2: [rotary_dims / 2]. Empty:
   // the first.
   std::span<const uint8_t> axes = {};
-  // Queries grow with the logarithm of their position (Llama 4, Ministral 3):
-  // q *= 1 + scale * log(1 + floor((position + offset) / every)).
-  struct Growth {
-    float scale = 0.0f, every = 1.0f;  // scale 0: they do not
-    int32_t offset = 0;
-  } growth = {};
-  bool appends = true;  // false: keys and values are another layer's (NormQkv), queries alone are rotated
+  QueryGrowth growth = {};  // of the queries, whether they are rotated or not
+  bool appends = true;      // false: keys and values are another layer's (NormQkv), queries alone are rotated
 };
 
 struct Attend {

@@ -326,7 +326,7 @@ void write_query_growth(GgufKeys& keys) {
     keys.real("attention.temperature_scale", keys.config().own.at("growth"));
 }
 
-Rope::Growth query_growth(const ModelConfig& config) {
+QueryGrowth query_growth(const ModelConfig& config) {
   return {config.own.at("growth"), config.own.at("growth_every"), 0};
 }
 

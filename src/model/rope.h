@@ -33,7 +33,7 @@ int32_t hf_rotary_dims(const ConfigReader& reader, int32_t head_dim);
 // In config.own as "growth" and "growth_every".
 void read_query_growth(const ConfigReader& reader, ModelConfig& config);
 void write_query_growth(GgufKeys& keys);
-Rope::Growth query_growth(const ModelConfig& config);
+QueryGrowth query_growth(const ModelConfig& config);
 
 // A config.json's base and scaling as GGUF keys; with config.rope_as_tensor, as far as keys can say it.
 void write_rope(GgufKeys& keys);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/query_growth.h"
 #include "kernels/cpu/context.h"
 
 namespace millrace::cpu {
@@ -14,12 +15,7 @@ struct Rotary {
   bool interleaved = false;         // pairs (2i, 2i + 1); else (i, i + rotary dims / 2)
 };
 
-// Queries grow with the logarithm of their position (Llama 4, Ministral 3):
-// factors[row] = 1 + scale * log(1 + floor((position + offset) / every)), in double. By the calling thread.
-struct QueryGrowth {
-  float scale = 0.0f, every = 1.0f;
-  int32_t offset = 0;
-};
+// factors[row]: what a query at that position is multiplied with, in double. By the calling thread.
 void query_growth(const QueryGrowth& growth, const int32_t* positions, int64_t rows, float* factors);
 
 // cosines, sines: [rows][inv_freq.size()]

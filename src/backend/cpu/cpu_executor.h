@@ -120,7 +120,7 @@ class CpuExecutor final : public Executor, public WatchableExecutor, public Mixe
   void multiply_behind(const NormMix& op, int64_t to, int64_t cols);
   ShiftedRows shifted_rows(int layer) const;
   void norm_shifted(const Norm& norm, const ShiftedRows& rows, ShiftPlace place);
-  const float* query_scales(const Rope::Growth& growth);
+  const float* query_scales(const QueryGrowth& growth);
   PagedKv kv_of(int layer) const;
   PagedKv kv_at(ExecutorSpec::LayerPlace place) const;
   PagedKv index_keys_of(int layer) const;

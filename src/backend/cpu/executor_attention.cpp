@@ -64,10 +64,9 @@ void CpuExecutor::prepare_rotation(const Rope& op) {
 }
 
 // By the position of each row of the step; nullptr where queries do not grow.
-const float* CpuExecutor::query_scales(const Rope::Growth& growth) {
+const float* CpuExecutor::query_scales(const QueryGrowth& growth) {
   if (growth.scale == 0.0f) return nullptr;
-  query_growth({growth.scale, growth.every, growth.offset}, work_->attention_plan.positions(), rows_,
-               work_->query_scale);
+  query_growth(growth, work_->attention_plan.positions(), rows_, work_->query_scale);
   return work_->query_scale;
 }
 

@@ -190,8 +190,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       for (int h = 0; h < spec_.heads; ++h) rotate(query + h * dim);
       for (int h = 0; op.appends && h < kv_heads; ++h) rotate(key + h * dim);
       if (op.growth.scale != 0.0f) {
-        reference::grow_query({op.growth.scale, op.growth.every, op.growth.offset}, position,
-                              spec_.heads * dim, query);
+        reference::grow_query(op.growth, position, spec_.heads * dim, query);
       }
       if (op.appends)
         reference::append_kv(kv, table_of(s, op.layer), position, key, &value_[row * kv_heads * dim]);
