@@ -56,7 +56,7 @@ class Started(unittest.TestCase):
 class HostileBytes(Started):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server(shared.BINARY, TINY, "--header-timeout", 1, "--max-body", 1, "--log-json")
+        cls.server = Server(shared.BINARY, TINY, "--header-timeout", 2, "--max-body", 1, "--log-json")
         cls.server.__enter__()
         cls.addClassCleanup(cls.server.__exit__)
 
