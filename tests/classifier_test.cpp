@@ -6,7 +6,7 @@
 #include "golden_reader.h"
 #include "millrace/engine.h"
 
-namespace millrace {
+namespace millrace::classifier_test {
 namespace {
 
 const std::string kFolder = golden::kRoot + "classifiers/";
@@ -85,4 +85,4 @@ TEST(Classifier, WhatHasNoHeadSaysSo) {
 }
 
 }  // namespace
-}  // namespace millrace
+}  // namespace millrace::classifier_test

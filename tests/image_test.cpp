@@ -14,7 +14,7 @@
 #include "millrace/engine.h"
 #include "model/vision_tower.h"
 
-namespace millrace {
+namespace millrace::image_test {
 namespace {
 
 using namespace image_testing;
@@ -251,4 +251,4 @@ TEST(Image, WhatCannotBeIsRefused) {
 }
 
 }  // namespace
-}  // namespace millrace
+}  // namespace millrace::image_test

@@ -15,7 +15,7 @@
 #include "millrace/engine.h"
 #include "model/vision_tower.h"
 
-namespace millrace {
+namespace millrace::qwen_image_test {
 namespace {
 
 using namespace image_testing;
@@ -210,4 +210,4 @@ TEST(QwenImage, WhatCannotBeIsRefused) {
 }
 
 }  // namespace
-}  // namespace millrace
+}  // namespace millrace::qwen_image_test

@@ -17,7 +17,7 @@
 #include "io/test_files.h"
 #include "prompt_logits.h"
 
-namespace millrace {
+namespace millrace::split_test {
 namespace {
 
 using golden::Prompt;
@@ -317,4 +317,4 @@ TEST(Split, WhatCannotBeSplitIsRefused) {
 }
 
 }  // namespace
-}  // namespace millrace
+}  // namespace millrace::split_test
