@@ -112,6 +112,11 @@ endfunction()
 # leaks takes seconds on ARM. There the program is one test; GTEST_FILTER chooses inside it. The longest program under
 # qemu is two of them, each with half of its tests, for want of another program beside it.
 set(tests_that_compute backend_test kernels_api_test kernels_quant_test kernels_cpu_quant_test)
+# Whole vocabularies as JSON, by templates that are compiled with the test: four times as long at -O0. Sanitizers do
+# without them (*Golden* in tools/run_tests.py).
+if(NOT MILLRACE_SANITIZE)
+  list(APPEND tests_that_compute tokenizer_test)
+endif()
 # What takes most of a minute to see again, at random or in bulk, what a quicker test sees too: `make check` runs these,
 # `make test` does not.
 set(tests_in_bulk
