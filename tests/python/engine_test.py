@@ -408,8 +408,8 @@ class Open(unittest.TestCase):
     def test_ctrl_c_ends_a_wait(self):
         code = ("import sys, millrace\n"
                 f"llm = millrace.LLM({str(GOLDEN / 'models' / 'llama3' / 'model.gguf')!r}, device='cpu', threads=1)\n"
-                "print('ready', flush=True)\n"
                 "try:\n"
+                "    print('ready', flush=True)\n"
                 "    while True: llm.generate(['a'] * 500, max_tokens=300, ignore_eos=True)[499]\n"
                 "except KeyboardInterrupt: print('interrupted', llm.generate('a', max_tokens=1)[0].finish_reason)\n")
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -426,6 +426,11 @@ class Open(unittest.TestCase):
         def interrupt(*_):
             raise KeyboardInterrupt
 
+        def once_running(llm):
+            while not llm.stats()["running"]:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGALRM)
+
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
             with tiny("llama3", **ROOMY) as llm:
@@ -434,7 +439,7 @@ class Open(unittest.TestCase):
                             lambda: list(llm.chat(messages, stream=True, **LONG)), lambda: list(llm.stream("a", **LONG)),
                             lambda: llm.embed([[7] * 8000] * 2)):
                     before_it = llm.stats()["cancelled"]
-                    signal.setitimer(signal.ITIMER_REAL, 0.1)
+                    threading.Thread(target=once_running, args=(llm,), daemon=True).start()
                     try:
                         ask()
                         self.fail("was not interrupted")
@@ -446,7 +451,6 @@ class Open(unittest.TestCase):
                         time.sleep(0.01)
                     del held
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 
     def test_everything_public_is_described(self):
