@@ -227,13 +227,15 @@ class Generate(Tiny):
         self.assertEqual(out.finish_reason, "deadline")
 
     def test_leaving_a_loop_cancels(self):
-        before = self.llm.stats()["cancelled"]
-        for out in self.llm.generate([["a", "b"][i % 2] * (i + 1) for i in range(40)], max_tokens=400, ignore_eos=True):
-            break
-        del out
-        gc.collect()
-        self.wait_until(lambda: self.llm.stats()["running"] == 0 and self.llm.stats()["waiting"] == 0)
-        self.assertGreater(self.llm.stats()["cancelled"], before)
+        prompts = [["a", "b"][i % 2] * (i + 1) for i in range(40)]
+        each = [millrace.SamplingParams(max_tokens=8000 if i else 1, ignore_eos=True) for i in range(40)]
+        with tiny("llama3", **ROOMY) as llm:
+            for out in llm.generate(prompts, each):
+                break
+            del out
+            gc.collect()
+            self.wait_until(lambda: llm.stats()["running"] == 0 and llm.stats()["waiting"] == 0)
+            self.assertGreater(llm.stats()["cancelled"], 0)
 
     def wait_until(self, condition):
         deadline = time.monotonic() + 20
