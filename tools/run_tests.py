@@ -30,8 +30,6 @@ import python_env
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 JOBS = os.cpu_count() or 2
-# Of tests that wait for servers, ranks, downloads and timeouts: one more than there are cores.
-JOBS_THAT_WAIT = JOBS + 1
 # Objects are found again in any clone, as from the Makefile: paths count from its root.
 os.environ.update(CCACHE_BASEDIR=str(ROOT), CCACHE_NOHASHDIR="1")
 
@@ -151,11 +149,11 @@ def build_ahead(phase, arguments):
     threading.Thread(target=build_all, daemon=True).start()
 
 
-def ctest(preset, prefix=(), built=None, only=(), jobs=JOBS, **environment):
+def ctest(preset, prefix=(), built=None, only=(), **environment):
     """Runs the tests; `built`: patterns of the programs that were built, where not all were; `only`: more of ctest's own."""
     report = BUILD / preset / "junit.xml"
     report.unlink(missing_ok=True)
-    command = [*prefix, "ctest", "--test-dir", BUILD / preset, "-j", jobs, "--output-on-failure", "--no-tests=ignore",
+    command = [*prefix, "ctest", "--test-dir", BUILD / preset, "-j", JOBS, "--output-on-failure", "--no-tests=ignore",
                "--output-junit", report, *only]
     if built:
         # fuzz_replay_NAME is the test of the program NAME_replay.
@@ -212,7 +210,7 @@ def run_dev(arguments):
         return FAILED
     build_ahead("dev", arguments)
     arguments.fetching.join()
-    return ctest("dev", only=("-LE", "check"), jobs=JOBS_THAT_WAIT)
+    return ctest("dev", only=("-LE", "check"))
 
 
 def run_slow(arguments):
@@ -221,7 +219,7 @@ def run_slow(arguments):
     if not build("dev", BULK_TARGETS):
         return FAILED
     build_ahead("slow", arguments)
-    return ctest("dev", only=("-L", "check"), jobs=JOBS_THAT_WAIT)
+    return ctest("dev", only=("-L", "check"))
 
 
 def run_alone(_):
