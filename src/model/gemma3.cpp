@@ -20,30 +20,7 @@ class Gemma3 final : public Gemma {
       "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0})";
   }
 
-  // The two kinds of layers have rope_parameters of their own, or rope_theta, rope_scaling and
-  // rope_local_base_freq.
-  void settle_hf(nlohmann::json& config) const override {
-    const nlohmann::json both = config.value("rope_parameters", nlohmann::json());
-    config.erase("rope_parameters");
-    // Its class reads both for each kind of layer, where they are not looked for.
-    config.erase("original_max_position_embeddings");
-    const auto part = [&](const char* kind) {
-      const auto it = both.is_object() ? both.find(kind) : both.end();
-      return !both.is_object() || it == both.end() || !it->is_object() ? nlohmann::json::object() : *it;
-    };
-    // Older files' rope_scaling goes on top of the newer keys, or of no scaling at all: an older `type` alone
-    // scales nothing. YaRN's `truncate` is looked for beside the two kinds of layers.
-    nlohmann::json full =
-        both.is_object() ? part("full_attention") : nlohmann::json{{"rope_type", "default"}};
-    const auto scaling = config.find("rope_scaling");
-    if (scaling != config.end() && scaling->is_object()) full.update(*scaling);
-    full.erase("truncate");
-    if (both.is_object() && both.contains("truncate")) full["truncate"] = both["truncate"];
-    if (!full.empty()) config["rope_scaling"] = full;
-    const nlohmann::json windowed = part("sliding_attention");
-    if (windowed.contains("rope_theta")) config["rope_local_base_freq"] = windowed["rope_theta"];
-    if (windowed.contains("rope_type")) config["rope_window_type"] = windowed["rope_type"];
-  }
+  void settle_hf(nlohmann::json& config) const override { settle_rope_of_layers(config); }
 
   void read_config(const ConfigReader& reader, ModelConfig& config) const override {
     Gemma::read_config(reader, config);
@@ -51,11 +28,7 @@ class Gemma3 final : public Gemma {
     if (!reader.is_gguf() && reader.checkpoint().hf->nested) config.logit_softcap = 0.0f;
     const double theta = reader.real_or("rope.freq_base_swa", "rope_local_base_freq", 10000.0);
     if (!(theta > 1)) reader.fail("rope theta of layers with a window", fmt::format("{}", theta), "above 1");
-    if (!reader.is_gguf()) {
-      const auto type = reader.hf().find("rope_window_type");
-      if (type != reader.hf().end() && *type != "default")
-        reader.fail("config.json: rope_parameters.sliding_attention.rope_type", type->dump(), "\"default\"");
-    }
+    expect_plain_windows(reader);
     config.rope_window_inv_freq = plain_angles(theta, config.rotary_dims);
   }
 

@@ -82,8 +82,11 @@ void apply_llama3(const Scaling& s, std::vector<double>& inv_freq) {
 Scaling read_gguf_scaling(const ConfigReader& reader, const ModelConfig& config, bool truncate) {
   const io::Gguf& gguf = *reader.checkpoint().gguf;
   Scaling s;
-  s.type = gguf.get_string(config.architecture + ".rope.scaling.type", "none");
-  s.factor = reader.real_or("rope.scaling.factor", "", 1.0);
+  // A factor without a type is linear, and older files have another key for it.
+  s.type = gguf.get_string(config.architecture + ".rope.scaling.type", "linear");
+  s.factor = reader.real_or("rope.scaling.factor", "", reader.real_or("rope.scale_linear", "", 1.0));
+  if (s.factor == 0) s.factor = 1;
+  if (s.type == "linear" && s.factor == 1) s.type = "none";
   s.original_context = reader.real_or("rope.scaling.original_context_length", "", config.context_length);
   s.beta_fast = reader.real_or("rope.scaling.yarn_beta_fast", "", 32);
   s.beta_slow = reader.real_or("rope.scaling.yarn_beta_slow", "", 1);
@@ -94,7 +97,10 @@ Scaling read_gguf_scaling(const ConfigReader& reader, const ModelConfig& config,
     // here.
     const double all = reader.real_or(kYarnLogKey, "", 0.0);
     const bool scores = all != 0 && config.latent.rank > 0;
-    s.magnitude *= scores ? 1.0 : yarn_magnitude(s.factor) / (all == 0 ? 1.0 : yarn_magnitude(s.factor, all));
+    const double implied =
+        scores ? 1.0 : yarn_magnitude(s.factor) / (all == 0 ? 1.0 : yarn_magnitude(s.factor, all));
+    // Where config.json says attention_factor, llama.cpp's converter has it under a key of its own.
+    s.magnitude *= reader.real_or("rope.scaling.yarn_attn_factor", "", implied);
   }
   const size_t angles = static_cast<size_t>(config.rotary_dims) / 2;
   // llama.cpp's converter names no type for them.
@@ -304,6 +310,35 @@ void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_ya
       s.type == "llama3" || s.type == "longrope" || (s.type == "yarn" && s.truncate != truncate_yarn_range);
   if (reader.is_gguf()) divide(reader, gguf_divisors(reader, "rope_freqs.weight", inv_freq.size()), inv_freq);
   for (const double f : inv_freq) config.rope_inv_freq.push_back(static_cast<float>(f));
+}
+
+void settle_rope_of_layers(nlohmann::json& config) {
+  const nlohmann::json both = config.value("rope_parameters", nlohmann::json());
+  config.erase("rope_parameters");
+  // The classes read both for each kind of layer, where they are not looked for.
+  config.erase("original_max_position_embeddings");
+  const auto part = [&](const char* kind) {
+    const auto it = both.is_object() ? both.find(kind) : both.end();
+    return !both.is_object() || it == both.end() || !it->is_object() ? nlohmann::json::object() : *it;
+  };
+  // Older files' rope_scaling goes on top of the newer keys, or of no scaling at all: an older `type` alone
+  // scales nothing. YaRN's `truncate` is looked for beside the two kinds of layers.
+  nlohmann::json full = both.is_object() ? part("full_attention") : nlohmann::json{{"rope_type", "default"}};
+  const auto scaling = config.find("rope_scaling");
+  if (scaling != config.end() && scaling->is_object()) full.update(*scaling);
+  full.erase("truncate");
+  if (both.is_object() && both.contains("truncate")) full["truncate"] = both["truncate"];
+  if (!full.empty()) config["rope_scaling"] = full;
+  const nlohmann::json windowed = part("sliding_attention");
+  if (windowed.contains("rope_theta")) config["rope_local_base_freq"] = windowed["rope_theta"];
+  if (windowed.contains("rope_type")) config["rope_window_type"] = windowed["rope_type"];
+}
+
+void expect_plain_windows(const ConfigReader& reader) {
+  if (reader.is_gguf()) return;
+  const auto type = reader.hf().find("rope_window_type");
+  if (type != reader.hf().end() && *type != "default")
+    reader.fail("config.json: rope_parameters.sliding_attention.rope_type", type->dump(), "\"default\"");
 }
 
 void read_query_growth(const ConfigReader& reader, ModelConfig& config) {

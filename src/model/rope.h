@@ -22,6 +22,12 @@ std::vector<double> gguf_divisors(const ConfigReader& reader, const std::string&
 // range is rounded to whole dimensions.
 void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_yarn_range = true);
 
+// config.json of classes whose layers with and without a window have rope_parameters of their own (Gemma 3,
+// Olmo 3), or rope_theta, rope_scaling and rope_local_base_freq: leaves the older keys, and rope_window_type.
+void settle_rope_of_layers(nlohmann::json& config);
+// Refuses scaled angles of layers with a window.
+void expect_plain_windows(const ConfigReader& reader);
+
 // What YaRN with mscale_all_dim (DeepSeek) multiplies queries and keys by, all of their dimensions: scores
 // have its square.
 double yarn_score_scale(const ConfigReader& reader);

@@ -143,6 +143,19 @@ def build():
         "olmo2": lambda: dense(
             "olmo2", 66, "olmo2", "Olmo2ForCausalLM", "llama3", shape(64, 2, 4, 2, 32),
             {"norms": ("post_attention_layernorm", "post_feedforward_layernorm"), "qk": "whole"}),
+        # Windows on two layers, whose angles are neither scaled nor of the same base.
+        "olmo3": lambda: dense(
+            "olmo3", 72, "olmo3", "Olmo3ForCausalLM", "llama3", shape(48, 3, 3, 1, 40),
+            {"norms": ("post_attention_layernorm", "post_feedforward_layernorm"), "qk": "whole"}, window=24,
+            sliding_window=24, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+                          "attention_factor": 1.3},
+            keys={"add_sliding_window": 24, "add_sliding_window_pattern": [True, False, True],
+                  "add_rope_freq_base_swa": 500000.0, "add_rope_scaling_yarn_attn_factor": 1.3}, types=T.BF16,
+            variants={"yarn without truncation": None, "window angles": {"rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+                                   "attention_factor": 1.3, "rope_theta": 10000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}, "rope_scaling": None}}),
         "smollm3": lambda: dense(
             "smollm3", 67, "smollm3", "SmolLM3ForCausalLM", "llama3", shape(64, 4, 4, 1, 32), {},
             tie_word_embeddings=True, keys={"add_rope_dimension_count": 16},
