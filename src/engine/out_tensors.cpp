@@ -46,6 +46,12 @@ OutTensor rope_divisors(const ModelConfig& config, const char* name, const std::
   return out;
 }
 
+// What llama.cpp's files call it, where that is not its role.
+std::string name_in_files(const std::string& name, const WeightSpec& spec) {
+  if (spec.gguf.empty()) return name;
+  return name.substr(0, name.size() - spec.role.size()) + std::string(spec.gguf.front());
+}
+
 ModelConfig as_written(const ModelConfig& config) {
   ModelConfig out = config;
   architecture_of(config).settle_written(out);
@@ -84,7 +90,7 @@ std::vector<OutTensor> list_tensors(const io::Checkpoint& checkpoint,
   WeightSource source(checkpoint, written, /*gather=*/false);
   visit_weights(source, written,
                 [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
-                  add(name, reorderable(view, spec));
+                  add(name_in_files(name, spec), reorderable(view, spec));
                   if (spec.interleaved_in_gguf) out.back().order.head_dim = config->head_dim;
                 });
   if (!config->rope_long_inv_freq.empty()) {
@@ -124,7 +130,7 @@ void visit_tensors(const io::Checkpoint& checkpoint, const std::optional<ModelCo
   });
   visit_weights(source, written,
                 [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
-                  MILLRACE_CHECK(tensors[index].name == name);
+                  MILLRACE_CHECK(tensors[index].name == name_in_files(name, spec));
                   take(index++, reorderable(view, spec));
                   source.take_gathered();
                 });

@@ -85,6 +85,21 @@ std::string name_of_path(std::string path) {
   return path.substr(last + 1);
 }
 
+// config.json's per_layer_config: keys of single layers in place of the model's. Sizes are seen in the
+// weights' shapes; what else there is would not be seen.
+void refuse_layer_keys(const ConfigReader& reader) {
+  const auto layers = reader.hf().find("per_layer_config");
+  if (layers == reader.hf().end() || !layers->is_object()) return;
+  for (const auto& [layer, keys] : layers->items()) {
+    for (const auto& [key, value] : keys.items()) {
+      if (key == "head_dim" || key == "num_key_value_heads" || key == "intermediate_size") continue;
+      throw_error(ErrorCode::kUnsupported,
+                  "{}: config.json: per_layer_config of layer {}: found {}, expected none",
+                  reader.checkpoint().path(), layer, key);
+    }
+  }
+}
+
 }  // namespace
 
 ModelConfig read_config(const io::Checkpoint& checkpoint) {
@@ -102,6 +117,12 @@ ModelConfig read_config(const io::Checkpoint& checkpoint) {
   if (config.name.empty()) config.name = name_of_path(checkpoint.path());
   config.sampling = read_sampling(checkpoint);
   architecture.read_config(reader, config);
+  if (!reader.is_gguf()) refuse_layer_keys(reader);
+  if (!config.encoder && !reader.flag_or("attention.causal", "is_causal", true)) {
+    throw_error(ErrorCode::kUnsupported, "{}: {}: found false, expected true for architecture {}",
+                checkpoint.path(), reader.is_gguf() ? "attention.causal" : "config.json: is_causal",
+                config.architecture);
+  }
   return config;
 }
 

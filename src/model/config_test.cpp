@@ -87,6 +87,25 @@ TEST(Config, PartsOfRotatedHeads) {
                {"partial_rotary_factor", "all of qk_rope_head_dim"});
 }
 
+// transformers lets every token of such a model see all others.
+TEST(Config, TokensThatSeeLaterOnes) {
+  for (const char* model : {"llama2", "qwen3", "gemma2"})
+    expect_error(model, [](auto& c) { c["is_causal"] = false; }, {"is_causal: found false", "expected true"});
+}
+
+// Keys of single layers, which transformers takes in place of the model's.
+TEST(Config, KeysOfSingleLayers) {
+  expect_error("mistral",
+               [](auto& c) {
+                 c["per_layer_config"] = {{"1", {{"sliding_window", 3}}}};
+               },
+               {"per_layer_config of layer 1: found sliding_window", "expected none"});
+  for (const nlohmann::json& sizes : {nlohmann::json(), nlohmann::json{{"1", {{"head_dim", 16}}}}}) {
+    const BrokenModel model("mistral", [&](auto& c) { c["per_layer_config"] = sizes; });
+    EXPECT_EQ(model.error(), "");
+  }
+}
+
 TEST(Config, LayersThatAreNotThere) {
   expect_error("llama2", [](auto& c) { c["num_hidden_layers"] = 40; }, {"model.layers.", "found nothing"});
 }

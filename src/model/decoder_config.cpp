@@ -110,17 +110,26 @@ bool read_hf_state_layers(const ConfigReader& reader, ModelConfig& config,
   return true;
 }
 
-void read_gguf_windows(const ConfigReader& reader, ModelConfig& config, const SlidingRule& slides) {
-  const int32_t window = reader.integer_or("attention.sliding_window", "", 0, 1 << 28, 0);
-  // One flag per layer; llama.cpp's files of some architectures have it.
-  const io::GgufArray* pattern = reader.checkpoint().gguf->get_array(std::string(config.architecture) +
-                                                                     ".attention.sliding_window_pattern");
-  if (pattern != nullptr && pattern->integers.size() != static_cast<size_t>(config.layers)) {
-    reader.fail("attention.sliding_window_pattern", fmt::format("{} entries", pattern->integers.size()),
-                fmt::format("{}", config.layers));
+SlidingRule gguf_sliding_rule(const ConfigReader& reader, const ModelConfig& config, SlidingRule usual) {
+  constexpr std::string_view kKey = "attention.sliding_window_pattern";
+  const auto& keys = reader.checkpoint().gguf->metadata();
+  const auto found = keys.find(fmt::format("{}.{}", config.architecture, kKey));
+  if (found == keys.end()) return usual;
+  if (const auto* flags = std::get_if<io::GgufArray>(&found->second)) {
+    if (flags->integers.size() != static_cast<size_t>(config.layers))
+      reader.fail(kKey, fmt::format("{} entries", flags->integers.size()), fmt::format("{}", config.layers));
+    return [flags](int32_t l) { return flags->integers[static_cast<size_t>(l)] != 0; };
   }
+  const int32_t every = reader.integer(kKey, "", 0, 1024);
+  return [every](int32_t l) { return every == 0 || l % every < every - 1; };
+}
+
+void read_gguf_windows(const ConfigReader& reader, ModelConfig& config, const SlidingRule& usual,
+                       int32_t usual_window) {
+  const int32_t window = reader.integer_or("attention.sliding_window", "", 0, 1 << 28, usual_window);
+  const SlidingRule slides = gguf_sliding_rule(reader, config, usual);
   for (int32_t l = 0; l < config.layers; ++l) {
-    if (pattern == nullptr ? slides(l) : pattern->integers[l] != 0) config.layer_windows[l] = window;
+    if (slides(l)) config.layer_windows[l] = window;
   }
 }
 

@@ -27,8 +27,11 @@ void expect_silu(const ConfigReader& reader);
 
 // Which layers have a sliding window where the file names none: an architecture's own rule.
 using SlidingRule = std::function<bool(int32_t layer)>;
-// GGUF: attention.sliding_window in the layers of attention.sliding_window_pattern, or by the rule.
-void read_gguf_windows(const ConfigReader& reader, ModelConfig& config, const SlidingRule& slides);
+// GGUF's attention.sliding_window_pattern, a flag for each layer or how often one does not slide; or `usual`.
+SlidingRule gguf_sliding_rule(const ConfigReader& reader, const ModelConfig& config, SlidingRule usual);
+// GGUF: attention.sliding_window in the layers of that rule; usual_window: of files that name none.
+void read_gguf_windows(const ConfigReader& reader, ModelConfig& config, const SlidingRule& usual,
+                       int32_t usual_window = 0);
 // config.json: `window` in the sliding layers of layer_types, or by the rule; 0: no layer slides.
 void read_hf_windows(const ConfigReader& reader, ModelConfig& config, int32_t window,
                      const SlidingRule& slides);

@@ -81,6 +81,7 @@ class FalconH1 final : public Architecture {
     add_mamba(weights, c, names);
     weights.push_back(
         norm_weight("ffn_norm.weight", "pre_ff_layernorm.weight", c.hidden, &LayerWeights::ffn_norm));
+    weights.back().gguf = {"ffn_norm"};  // llama.cpp's files leave .weight out
     // Gate and up see the same input: what scales the gate's scales the norm, and is taken from up's behind
     // it.
     weights.back().hf_scale = c.own.at("mlp_gate");

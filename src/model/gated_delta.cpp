@@ -14,13 +14,27 @@ namespace {
 
 using S = StateLayerWeights;
 
-// config.json's layer_types, or all but every n-th.
+constexpr std::string_view kStateLayers =
+    "attention.recurrent_layers";  // a flag for each, those that draft too
+
+// config.json's layer_types or GGUF's flags; or all but every n-th.
 void read_state_layers(const ConfigReader& reader, ModelConfig& config) {
   const int32_t every = reader.integer_or("full_attention_interval", "full_attention_interval", 1, 1024, 4);
   if (!reader.is_gguf() && read_hf_state_layers(reader, config, {"linear_attention"}, {"full_attention"},
                                                 "linear_attention or full_attention"))
     return;
   config.state_layers.assign(static_cast<size_t>(config.layers), false);
+  const io::GgufArray* flags =
+      reader.is_gguf()
+          ? reader.checkpoint().gguf->get_array(fmt::format("{}.{}", config.architecture, kStateLayers))
+          : nullptr;
+  if (flags != nullptr) {
+    if (flags->integers.size() < static_cast<size_t>(config.layers))
+      reader.fail(kStateLayers, fmt::format("{} entries", flags->integers.size()),
+                  fmt::format("{}", config.layers));
+    for (size_t l = 0; l < config.state_layers.size(); ++l) config.state_layers[l] = flags->integers[l] != 0;
+    return;
+  }
   for (int32_t l = 0; l < config.layers; ++l)
     config.state_layers[static_cast<size_t>(l)] = (l + 1) % every != 0;
 }
@@ -192,12 +206,9 @@ void GatedDeltaDecoder::write_keys(GgufKeys& keys) const {
   const ModelConfig& c = keys.config();
   const StateShape& s = c.state;
   const int32_t every = keys.reader().integer_or("", "full_attention_interval", 1, 1024, 4);
-  for (int32_t l = 0; l < c.layers; ++l) {
-    if (c.has_state(l) != ((l + 1) % every != 0))
-      throw_error(ErrorCode::kUnsupported,
-                  "{}: layer {}: GGUF has no key for its kind, expected attention in every {}th layer alone",
-                  keys.reader().checkpoint().path(), l, every);
-  }
+  bool usual = true;
+  for (int32_t l = 0; l < c.layers; ++l) usual = usual && c.has_state(l) == ((l + 1) % every != 0);
+  if (!usual) keys.flags(kStateLayers, c.state_layers);
   write_sizes(keys, has_experts()
                         ? keys.reader().integer_or("", "intermediate_size", 1, 1 << 20, c.expert_ffn)
                         : c.ffn);

@@ -39,7 +39,7 @@ void Gemma::read_own(const ConfigReader& reader, ModelConfig& config) const {
   if (reader.is_gguf()) {
     const double implied = implied_scale(config, layers_of_27b());
     config.attention_scale = static_cast<float>(reader.real_or("attention.scale", "", implied));
-    read_gguf_windows(reader, config, all_but_every(full_every()));
+    read_gguf_windows(reader, config, all_but_every(full_every()), gguf_window());
   } else {
     const double scalar = reader.real_or("", "query_pre_attn_scalar", config.head_dim);
     if (!(scalar > 0))

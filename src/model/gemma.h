@@ -22,6 +22,7 @@ class Gemma : public DenseDecoder {
   // GGUF files do not say how scores are scaled: the model of so many layers takes hidden / heads, others
   // head_dim.
   virtual int32_t layers_of_27b() const = 0;
+  virtual int32_t gguf_window() const { return 0; }  // of files that name none
   virtual bool qk_norm() const = 0;
   virtual bool attention_softcap() const = 0;  // and of the logits by default
 };

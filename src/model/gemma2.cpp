@@ -34,6 +34,7 @@ class Gemma2 final : public Gemma {
  protected:
   int32_t full_every() const override { return 2; }
   int32_t layers_of_27b() const override { return 46; }
+  int32_t gguf_window() const override { return 4096; }  // what older files mean
   bool qk_norm() const override { return false; }
   bool attention_softcap() const override { return true; }
 };

@@ -34,6 +34,9 @@ class Granite final : public DenseDecoder {
 
   void read_own(const ConfigReader& reader, ModelConfig& config) const override {
     read_multipliers(reader, config);
+    // Files that llama.cpp's converter makes of Granite 4 without states may know no positions.
+    const bool rotated = !reader.is_gguf() || reader.flag_or("rope.scaling.finetuned", "", true);
+    if (!rotated) config.unrotated_layers.assign(static_cast<size_t>(config.layers), true);
   }
 
   void write_own(GgufKeys& keys) const override {

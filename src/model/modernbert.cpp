@@ -18,6 +18,7 @@ namespace millrace {
 namespace {
 
 constexpr std::string_view kLocalTheta = "local rope theta";
+constexpr std::string_view kActivation = "hidden_activation";  // GGUF's key
 
 class ModernBert final : public Architecture {
  public:
@@ -35,7 +36,7 @@ class ModernBert final : public Architecture {
     read_sizes(reader, config);
     config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
     read_layer_norm(reader, config, "norm_eps");
-    read_activation(reader, config, "hidden_activation", Activation::kGelu);
+    read_activation(reader, config, "hidden_activation", gguf_activation(reader));
     read_encoder(reader, config);
     read_classifier(reader, config);
     // Half of it lies on either side; a token sees itself too.
@@ -61,6 +62,7 @@ class ModernBert final : public Architecture {
     std::vector<bool> slides;
     for (const int32_t w : config.layer_windows) slides.push_back(w > 0);
     keys.flags("attention.sliding_window_pattern", slides);
+    if (config.ffn_activation == Activation::kSilu) keys.text(kActivation, "silu");
   }
 
   HfNames hf_names() const override {
@@ -149,6 +151,16 @@ class ModernBert final : public Architecture {
     if (pooling == "mean") config.pooling = ModelConfig::Pooling::kMean;
     const std::string activation = reader.hf().value("classifier_activation", "gelu");
     if (activation != "gelu") reader.fail("config.json: classifier_activation", activation, "gelu");
+  }
+
+  // llama.cpp's names; it takes others for GELU.
+  static Activation gguf_activation(const ConfigReader& reader) {
+    if (!reader.is_gguf()) return Activation::kGelu;
+    const std::string key = fmt::format("modern-bert.{}", kActivation);
+    const std::string_view name = reader.checkpoint().gguf->get_string(key, "gelu");
+    if (name == "silu" || name == "swish" || name == "swiglu") return Activation::kSilu;
+    if (name == "gelu" || name == "geglu") return Activation::kGelu;
+    reader.fail(key, std::string(name), "gelu or silu");
   }
 
   // Every so many layers one sees everything, the first of them; or as layer_types has it.

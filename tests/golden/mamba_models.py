@@ -318,7 +318,8 @@ def falcon(name, seed, s, mamba, gguf=True, norm=False, **more):
                  "feed_forward.down_proj.weight": ("ffn_down", c["mlp_multipliers"][1])}
         if part in table:
             to, by = table[part]
-            return [(at + to + ".weight", Weight(w.values * np.float32(by)))]
+            ends = "" if to == "ffn_norm" else ".weight"  # so llama.cpp's converter has it
+            return [(at + to + ends, Weight(w.values * np.float32(by)))]
         return gguf_mixer(at, part.removeprefix("mamba."), w, groups)
 
     keys = {"add_ssm_conv_kernel": taps, "add_ssm_inner_size": mh * md, "add_ssm_state_size": states,
