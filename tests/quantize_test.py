@@ -176,6 +176,57 @@ class Quantize(QuantizeCase):
         self.bad("quantize", model, self.path / "out.gguf", "--type", "q8_0", says=[name, "found a bias", "deepseek2"])
         self.bad("logits", model, "--tokens", "1,2", "--out", self.path / "logits.npy", says=[name])
 
+    def test_language_models_within_larger_ones(self):
+        """Llama 4 has language_model.lm_head.weight, and packed models of the kind name all weights so."""
+        for name in ("llama2", "gptq", "compressed", "nf4", "qwen3-fp8"):
+            with self.subTest(name):
+                source = GOLDEN / name / "hf"
+                model = self.rewritten(source, lambda header, _: {"language_model." + k: v for k, v in header.items()})
+                text = json.loads((source / "config.json").read_text())
+                around = {"model_type": "mistral3", "text_config": text}
+                if "quantization_config" in text:
+                    around["quantization_config"] = text.pop("quantization_config")
+                (model / "config.json").write_text(json.dumps(around))
+                self.assertEqual(self.logits(model), self.logits(source))
+
+    def test_a_larger_model_ties_the_embeddings_of_the_one_within(self):
+        model = self.rewritten(GOLDEN / "llama3/hf", lambda header, _: {"language_model." + k: v for k, v in header.items()})
+        text = json.loads((model / "config.json").read_text()) | {"tie_word_embeddings": False}
+        (model / "config.json").write_text(json.dumps({"model_type": "mistral3", "tie_word_embeddings": True, "text_config": text}))
+        self.assertEqual(self.logits(model), self.logits(GOLDEN / "llama3/hf"))
+
+    def test_an_adapter_with_the_embeddings_of_a_tied_model(self):
+        """PEFT adds lm_head's own weights to an adapter of it; where they are the model's they are of no use."""
+
+        def tensors(path):
+            data = path.read_bytes()
+            start = 8 + struct.unpack("<Q", data[:8])[0]
+            return {k: v for k, v in json.loads(data[8:start]).items() if k != "__metadata__"}, data[start:]
+
+        source = pathlib.Path("tests/golden/adapters/llama3/peft")
+        header, body = tensors(source / "adapter_model.safetensors")
+        own, weights = tensors(GOLDEN / "llama3/hf/model.safetensors")
+        table = own["model.embed_tokens.weight"]
+        begin, end = table["data_offsets"]
+        added = {"base_model.model.lm_head.base_layer.weight": table | {"data_offsets": [len(body), len(body) + end - begin]}}
+        text = json.dumps(header | added).encode()
+        text += b" " * (-len(text) % 8)
+        (self.path / "adapter_config.json").write_bytes((source / "adapter_config.json").read_bytes())
+        both = lambda rows: struct.pack("<Q", len(text)) + text + body + rows
+        (self.path / "adapter_model.safetensors").write_bytes(both(weights[begin:end]))
+        model = GOLDEN / "llama3/hf"
+        self.assertEqual(self.logits(model, "--adapter", f"a={self.path}"), self.logits(model, "--adapter", f"a={source}"))
+        (self.path / "adapter_model.safetensors").write_bytes(both(bytes(end - begin)))
+        self.bad("logits", model, "--tokens", "1,2", "--out", self.path / "l.npy", "--adapter", f"a={self.path}",
+                 says=["lm_head.base_layer.weight"])
+
+    def test_norms_have_the_names_that_llama_cpp_looks_for(self):
+        for name, norm in (("gpt-oss-w128", "blk.0.post_attention_norm.weight"), ("glm4moe", "blk.0.post_attention_norm.weight")):
+            self.good("quantize", GOLDEN / name / "hf", self.path / f"{name}.gguf", "--type", "f32")
+            found = self.good("inspect", self.path / f"{name}.gguf", "--tensors")
+            self.assertIn(norm, found)
+            self.assertNotIn("blk.0.ffn_norm.weight", found)
+
     def test_nvfp4_as_modelopt_names_it(self):
         def rename(header, body):
             out = {}

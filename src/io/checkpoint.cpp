@@ -75,8 +75,21 @@ bool take_text_config(nlohmann::json& config) {
   if (found == config.end() || !found->is_object()) return false;
   const nlohmann::json text = *found;
   config.erase("text_config");
+  const bool tied = config.contains("tie_word_embeddings") && config["tie_word_embeddings"] == true;
   config.update(text);
+  if (tied) config["tie_word_embeddings"] = true;  // the larger one ties them, whatever the other says
   return true;
+}
+
+// What `find` finds under a name, or under what language models within larger ones have before it.
+template <class Find>
+auto find_within(bool nested, std::string_view name, const Find& find) -> decltype(find(name)) {
+  auto found = find(name);
+  if (found != nullptr || !nested) return found;
+  found = find("language_model." + std::string(name));
+  constexpr std::string_view kModel = "model.";
+  if (found != nullptr || !name.starts_with(kModel)) return found;
+  return find("model.language_model." + std::string(name.substr(kModel.size())));
 }
 
 // Everything but the weights.
@@ -154,12 +167,11 @@ const std::vector<TensorView>& Checkpoint::tensors() const {
 
 const TensorView* Checkpoint::find_tensor(std::string_view name) const {
   if (gguf) return gguf->find_tensor(name);
-  const TensorView* found = hf->weights.find_tensor(name);
-  if (found != nullptr || !hf->nested) return found;
-  found = hf->weights.find_tensor("language_model." + std::string(name));
-  constexpr std::string_view kModel = "model.";
-  if (found != nullptr || !name.starts_with(kModel)) return found;
-  return hf->weights.find_tensor("model.language_model." + std::string(name.substr(kModel.size())));
+  return find_within(hf->nested, name, [&](std::string_view n) { return hf->weights.find_tensor(n); });
+}
+
+const StoredTensor* HfDirectory::find_stored(std::string_view name) const {
+  return find_within(nested, name, [&](std::string_view n) { return weights.find_stored(n); });
 }
 
 size_t Checkpoint::mapped_bytes() const { return gguf ? gguf->mapped_bytes() : hf->weights.mapped_bytes(); }

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "io/safetensors.h"
 
@@ -21,6 +22,8 @@ struct HfDirectory {
   nlohmann::json tokenizer_config;   // null when absent
   std::string chat_template;         // chat_template.jinja or tokenizer_config's chat_template; may be empty
   Safetensors weights;
+
+  const StoredTensor* find_stored(std::string_view name) const;  // under either name, of whatever type
 };
 
 }  // namespace millrace::io

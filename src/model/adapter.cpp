@@ -222,6 +222,10 @@ class AdapterReader {
     std::string own(name);
     if (const size_t at = own.find(".base_layer."); at != std::string::npos) own.erase(at, 11);
     const TensorView* found = model_.hf ? model_.find_tensor(own) : nullptr;
+    if (found == nullptr && model_.hf) {  // of a tied model the output is the embedding
+      const HfNames names = find_architecture(model_).hf_names();
+      if (own == names.output) found = model_.find_tensor(std::string(names.embedding));
+    }
     return found != nullptr && found->rank == tensor.rank && found->shape == tensor.shape &&
            info(found->type).block_elements == 1 && found->type != DType::kF8E4M3 &&
            values_of(*found, model_.path()) == values_of(tensor, option_.path);

@@ -30,7 +30,7 @@ Floats floats_of(const io::StoredTensor& tensor) {
 }
 
 const io::StoredTensor* Parts::find(std::string_view part) const {
-  return checkpoint_.hf->weights.find_stored(name(part));
+  return checkpoint_.hf->find_stored(name(part));
 }
 
 const io::StoredTensor& Parts::require(std::string_view part,
