@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """millrace_kernels.arrays against numpy in float64, and over DLPack where torch is there. Run by kernels_test.py."""
 
+import copy
+import pickle
+
 import numpy as np
 
 import millrace_kernels.arrays as ma
@@ -68,6 +71,15 @@ def main():
     raises("do not fit", ma.gemm, x, x)
     raises("q4_9", ma.quantize, w, "q4_9")
     raises("isa", ma.Device, isa="z80")
+    assert (ma.softmax(x.astype(">f4")) == ma.softmax(x)).all(), "numbers of the other byte order"
+    for scalar in (np.float32(1), np.ones((), np.float32)):
+        raises("x is a scalar", ma.softmax, scalar)
+        raises("x is a scalar", ma.rms_norm, scalar)
+    raises("type is None", ma.quantize, w, None)
+    raises("expected a Device", ma.softmax, x, device="cpu")
+    raises("out is a int", ma.softmax, x, out=5)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):  # two would close one device
+        raises("threads of its own", copied, ma.Device(threads=1))
     raises("dim", ma.attention, *(random(1, 2, 1, 12) for _ in range(3)))
     try:
         import torch
@@ -77,6 +89,14 @@ def main():
     t, y = torch.randn(3, 8), torch.empty(3, 8)
     assert ma.softmax(t, out=y) is y
     close("DLPack", y.numpy(), torch.softmax(t.double(), -1).numpy())
+    try:
+        import ml_dtypes
+    except ImportError:
+        ml_dtypes = None
+    if ml_dtypes is not None:
+        half, into = t.bfloat16(), torch.empty(3, 8, dtype=torch.bfloat16)
+        assert ma.softmax(half, out=into) is into and ma.softmax(half).dtype == ml_dtypes.bfloat16
+        close("bfloat16", into.float().numpy(), torch.softmax(half.double(), -1).numpy(), 1e-2)
     print("arrays: passed")
 
 

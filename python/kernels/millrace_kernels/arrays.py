@@ -80,6 +80,9 @@ class Device:
             at = _ptr((memory.ctypes.data + 255) // 256 * 256)
             _check(getattr(_c, name)(self._handle, ctypes.byref(args), *more, at, needed, None))
 
+    def __reduce__(self):  # copies as well: a device is closed by one
+        raise TypeError("Device: has threads of its own, expected one that is made where it is used")
+
     def __str__(self):
         return _c.mr_device_description(self._handle).decode()
 
@@ -94,19 +97,40 @@ _default = None
 def _device(device):
     global _default
     if device is not None:
+        if not isinstance(device, Device):
+            raise TypeError(f"device is {device!r}, expected a Device")
         return device
     if _default is None or _default._pid != os.getpid():
         _default = Device()
     return _default
 
 
+def _shared(x):
+    """numpy's view of what speaks DLPack, without a copy. bfloat16, which numpy has no DLPack of, by other ways."""
+    if "bfloat16" not in str(getattr(x, "dtype", "")):
+        return np.from_dlpack(x)
+    import ml_dtypes
+
+    if type(x).__module__.partition(".")[0] == "torch":
+        import torch
+        return np.from_dlpack(x.view(torch.int16)).view(ml_dtypes.bfloat16)
+    return np.asarray(x)  # jax's
+
+
 def _array(x, name):
-    """numpy's view of an array: itself, or by DLPack, without a copy."""
+    """numpy's view of an array: itself, or by DLPack, without a copy; numbers in the machine's own order."""
     if not isinstance(x, np.ndarray):
-        x = np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x)
+        x = _shared(x) if hasattr(x, "__dlpack__") else np.asarray(x)
     if x.dtype.name not in _TYPES:
         raise TypeError(f"{name} is {x.dtype}, expected float32, float16 or bfloat16")
-    return x
+    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+
+
+def _of_rows(x):
+    x = _array(x, "x")
+    if x.ndim == 0:
+        raise ValueError("x is a scalar, expected a last dimension")
+    return np.ascontiguousarray(x)
 
 
 def _rows(x):
@@ -126,7 +150,9 @@ def _output(out, shape, dtype):
     """What is computed into, and what is returned: `out` itself where it is contiguous."""
     if out is None:
         return np.empty(shape, dtype), None
-    view = out if isinstance(out, np.ndarray) else np.from_dlpack(out)
+    if not isinstance(out, np.ndarray) and not hasattr(out, "__dlpack__"):
+        raise TypeError(f"out is a {type(out).__name__}, expected an array")
+    view = out if isinstance(out, np.ndarray) else _shared(out)
     if view.shape != shape or view.dtype != dtype:
         raise ValueError(f"out is {view.dtype} {view.shape}, expected {dtype} {shape}")
     if not view.flags.writeable:
@@ -142,7 +168,7 @@ def _finish(y, into, out):
 
 def softmax(x, scale=1.0, *, out=None, device=None):
     """softmax(scale * x) over the last dimension."""
-    x = np.ascontiguousarray(_array(x, "x"))
+    x = _of_rows(x)
     y, into = _output(out, x.shape, x.dtype)
     if x.size:
         cols = x.shape[-1]
@@ -152,7 +178,7 @@ def softmax(x, scale=1.0, *, out=None, device=None):
 
 
 def _norm(kind, x, weight, bias, eps, offset, out, device):
-    x = np.ascontiguousarray(_array(x, "x"))
+    x = _of_rows(x)
     y, into = _output(out, x.shape, x.dtype)
     if x.size:
         cols = x.shape[-1]
@@ -226,6 +252,8 @@ def gemm(a, b, *, transpose_a=False, transpose_b=False, bias=None, out=None, dev
 
 
 def _parse(name):
+    if not isinstance(name, str):
+        raise TypeError(f"type is {name!r}, expected a name")
     kind = _i32()
     _check(_c.mr_dtype_parse(name.encode(), ctypes.byref(kind)))
     return kind
