@@ -201,6 +201,9 @@ def test_quantize_model():
     assert mt.quantize_(odd, "q4_0", skip=("1",)) == 1
     compiled = torch.compile(odd, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x.detach()), odd(x.detach()))
+    shared = torch.nn.Linear(64, 64)
+    by_two_names = torch.nn.ModuleDict({"a": shared, "b": shared})
+    assert mt.quantize_(by_two_names, "q8_0") == 2 and by_two_names["a"] is by_two_names["b"] is not shared
 
 
 class Doubled(torch.nn.Module):

@@ -225,7 +225,7 @@ def quantize_(model, type, *, skip=()):
     block = LOWBIT_GROUPS[type] if low_bits else 1 if type == "f8_e4m3" else BLOCKS[type][0]
     found = []
     for name, module in model.named_modules():
-        for child_name, child in module.named_children():
+        for child_name, child in module._modules.items():  # a child of two names by both
             full = f"{name}.{child_name}" if name else child_name
             if child.__class__ is nn.Linear and not any(full == s or full.endswith("." + s) for s in skip):
                 found.append((full, module, child_name, child))
