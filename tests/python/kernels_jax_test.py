@@ -253,6 +253,23 @@ def test_shard_map():
         close("gradients over shards", g, e, F32)
 
 
+def test_whole_numbers_of_every_type():
+    """What int32 does not hold is another class to nobody."""
+    logits, table = random(3, 5), jnp.array([4, 0, 2])
+    want = mj.cross_entropy(logits, table)
+    for dtype in (jnp.int8, jnp.uint8, jnp.int64, jnp.uint32, jnp.uint64):
+        assert (mj.cross_entropy(logits, table.astype(dtype)) == want).all(), dtype
+        assert (mj.rotary(random(3, 1, 8) * 0 + 1, table.astype(dtype)) == mj.rotary(jnp.ones((3, 1, 8)).astype(F32), table)).all()
+    for wide in (jnp.array([2**32, 0, 0]), jnp.array([2**32 - 3, 0, 0], jnp.uint32), jnp.array([-2**32, 0, 0])):
+        if not ON_GPU:
+            try:
+                mj.cross_entropy(logits, wide).block_until_ready()
+            except Exception as error:
+                assert "target" in str(error), error
+            else:
+                raise AssertionError(f"{wide[0]} was taken for another class")
+
+
 def test_wrong():
     q, k = random(1, 3, 4, 16), random(1, 3, 2, 16)
     for text, call in (("q, k and v have shapes", lambda: mj.attention(q, k[..., :8], k)),
@@ -261,6 +278,8 @@ def test_wrong():
                        ("float32, float16 or bfloat16", lambda: mj.rms_norm(jnp.ones((2, 3), jnp.int32))),
                        ("weight has shape", lambda: mj.rms_norm(random(2, 3), random(4))),
                        ("targets", lambda: mj.cross_entropy(random(2, 3), jnp.ones((3,), jnp.int32))),
+                       ("targets is float32", lambda: mj.cross_entropy(random(2, 3), jnp.ones((2,), F32))),
+                       ("x is a list", lambda: mj.softmax([1.0, 2.0])),
                        ("dim", lambda: mj.attention(*(random(1, 2, 1, 264),) * 3).block_until_ready()),
                        ("target", lambda: mj.cross_entropy(random(2, 3), jnp.array([1, 3])).block_until_ready())):
         if ON_GPU and text == "target":

@@ -70,8 +70,22 @@ def _none(dtype=jnp.float32):
 
 
 def _require_float(x, name):
+    if not hasattr(x, "dtype"):
+        raise TypeError(f"{name} is a {type(x).__name__}, expected an array")
     if x.dtype not in _TYPES:
         raise TypeError(f"{name} is {x.dtype}, expected float32, float16 or bfloat16")
+
+
+def _int32(x, name):
+    """Whole numbers; what int32 does not hold becomes its largest or least, and not another number."""
+    if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.integer):
+        raise TypeError(f"{name} is {x.dtype if hasattr(x, 'dtype') else type(x).__name__}, expected whole numbers")
+    own, most = jnp.iinfo(x.dtype), jnp.iinfo(jnp.int32)
+    if own.max > most.max:
+        x = jnp.minimum(x, most.max)
+    if own.min < most.min:
+        x = jnp.maximum(x, most.min)
+    return x.astype(jnp.int32)
 
 
 def _batching(call, num_rows, merges=True):
@@ -163,8 +177,11 @@ def attention(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=0.0
         raise TypeError(f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}, expected one type")
     if q.shape[:-3] != k.shape[:-3] or k.shape[:-1] != v.shape[:-1] or q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q, k and v have shapes {q.shape}, {k.shape} and {v.shape}, which do not fit")
-    if q.shape[-2] % k.shape[-2] != 0:
-        raise ValueError(f"q has {q.shape[-2]} heads, expected a multiple of k's {k.shape[-2]}")
+    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:
+        raise ValueError(f"q has {q.shape[-2]} heads, expected a multiple of k's {k.shape[-2]}, at least one")
+    if q.shape[-1] == 0:
+        raise ValueError(f"q has shape {q.shape}, expected at least one dimension of a head")
+    sinks = None if sinks is None else jnp.asarray(sinks)
     if sinks is not None and sinks.shape != (q.shape[-2],):
         raise ValueError(f"sinks has shape {sinks.shape}, expected ({q.shape[-2]},)")
     left, right = window
@@ -319,15 +336,15 @@ _rotary.defvjp(lambda x, positions, inv_freq, how: (_rotary(x, positions, inv_fr
 
 
 def rotary(x, positions, inv_freq=None, *, base=10000.0, magnitude=1.0, interleaved=False):
-    """Turns the heads of x [..., heads, head_dim] by their positions, whose shape broadcasts to x's before heads."""
+    """Turns the heads of x [..., heads, head_dim] by their positions, whose shape broadcasts to x's before heads. The
+    angles inv_freq are constants: they have no gradient."""
     _require_float(x, "x")
     if x.ndim < 2:
         raise ValueError(f"x has shape {x.shape}, expected [..., heads, head_dim]")
-    if not jnp.issubdtype(positions.dtype, jnp.integer):
-        raise TypeError(f"positions is {positions.dtype}, expected whole numbers")
+    positions = _int32(positions, "positions")
     if inv_freq is None:
         inv_freq = base**(-2.0 * np.arange(x.shape[-1] // 2) / x.shape[-1])
-    positions = jnp.broadcast_to(positions.astype(jnp.int32), x.shape[:-2])
+    positions = jnp.broadcast_to(positions, x.shape[:-2])
     return _rotary(*_aligned(x, positions, jnp.asarray(inv_freq, jnp.float32)), (float(magnitude), bool(interleaved)))
 
 
@@ -471,6 +488,7 @@ _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 def cross_entropy(logits, targets, *, ignore_index=-100):
     """The loss of every row of logits [..., vocab] against targets [...]: float32, 0 where it is ignore_index."""
     _check_rows(logits)
-    if targets.shape != logits.shape[:-1] or not jnp.issubdtype(targets.dtype, jnp.integer):
-        raise ValueError(f"targets is {targets.dtype} {targets.shape}, expected whole numbers {logits.shape[:-1]}")
-    return _cross_entropy(*_aligned(logits, targets.astype(jnp.int32)), int(ignore_index))
+    targets = _int32(targets, "targets")
+    if targets.shape != logits.shape[:-1]:
+        raise ValueError(f"targets has shape {targets.shape}, expected {logits.shape[:-1]}")
+    return _cross_entropy(*_aligned(logits, targets), int(ignore_index))
