@@ -37,6 +37,8 @@ def is_id(value: Any) -> bool:
 
 def check_ids(name: str, tokens: Sequence[Any]) -> list[int]:
     """Token ids; whether the vocabulary has them is the engine's to say."""
+    if not hasattr(tokens, "__iter__"):
+        raise BadInputError(f"{name}: found {tokens!r:.60}, expected token ids")
     ids = []
     for token in tokens:
         if isinstance(token, bool) or not is_id(token):
@@ -61,10 +63,24 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
+def _to_json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, default=_plain)
+
+
+def _wrong_field(name: str, value: Any) -> str:
+    """Which of the fields that were given cannot be JSON."""
+    for field in value if isinstance(value, Mapping) else ():
+        try:
+            _to_json(value[field]).encode()
+        except (TypeError, ValueError, RecursionError):
+            return str(field)
+    return name
+
+
 def to_json(name: str, value: Any) -> str:
     """JSON text of what a user gave."""
     try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False, default=_plain)
+        text = _to_json(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadInputError(f"{name}: {str(error)[:100]}") from None
+        raise BadInputError(f"{_wrong_field(name, value)}: {str(error)[:100]}") from None
     return check_text(name, text)

@@ -40,7 +40,7 @@ class DeviceError(Error):
 
 
 class BusyError(Error):
-    """Too many requests wait already, or the model was closed."""
+    """Too many requests wait already, the model was closed, or an answer has its reader."""
 
     code = "busy"
 

@@ -86,11 +86,11 @@ class LLM:
         """
         batch = _prompts(prompts)
         if isinstance(sampling_params, (list, tuple)):
-            each = [params_of(one, more) for one in sampling_params]
+            each = [self._params(one, more) for one in sampling_params]
             if len(each) != len(batch):
                 raise BadInputError(f"sampling_params: found {len(each)} for {len(batch)} prompts, expected one for each")
         else:
-            each = [params_of(sampling_params, more)] * len(batch)
+            each = [self._params(sampling_params, more)] * len(batch)
         for params in {id(one): one for one in each}.values():
             params._request(self._model)  # checked before anything is submitted
 
@@ -155,7 +155,7 @@ class LLM:
                 raise BadInputError("sampling_params: goes with a prompt, messages take fields of a chat")
             return ChunkStream(self._chat_call(messages, True, more), self)
         assert prompt is not None
-        params = params_of(sampling_params, more)
+        params = self._params(sampling_params, more)
         request = params._request(self._model)
         only = _one_prompt(prompt)
         if isinstance(only, str):
@@ -163,6 +163,12 @@ class LLM:
         else:
             request.tokens = only
         return PromptStream(self._model.submit(request), params.logprobs is not None, self)
+
+    def _params(self, given: object, more: Mapping[str, Any]) -> SamplingParams:
+        params, most = params_of(given, more), int(self._info["max_samples"])
+        if params.n > most:
+            raise BadInputError(f"n: found {params.n}, expected 1 to {most}")
+        return params
 
     def _chat_call(self, messages: Sequence[Message], stream: bool, fields: Mapping[str, Any]) -> _millrace.ApiCall:
         for name in fields:

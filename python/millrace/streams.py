@@ -32,6 +32,7 @@ class Stream:
         self._reader: _Reader | None = reader
         self._llm: object | None = llm  # whose end would be the stream's, if nobody else holds it
         self._ready: deque[StreamEvent] = deque()
+        self._awaited = False
 
     def _take(self) -> None:
         """Moves what has come into `_ready`; closes the stream behind its end."""
@@ -49,6 +50,12 @@ class Stream:
                 self._reader = self._llm = None
         return self._ready.popleft() if self._ready else None
 
+    def _begin_to_wait(self) -> None:
+        """What comes wakes one waiter: another would wait for ever."""
+        if self._awaited:
+            raise make_error("busy", "stream: is read by another loop, expected one")
+        self._awaited = True
+
     def __iter__(self) -> "Stream":
         return self
 
@@ -60,11 +67,14 @@ class Stream:
             reader = self._reader
             if reader is None:
                 raise StopIteration
+            self._begin_to_wait()
             try:
                 reader.wait()
             except BaseException:  # Ctrl-C, whose traceback holds the stream
                 self.close()
                 raise
+            finally:
+                self._awaited = False
 
     def __aiter__(self) -> "Stream":
         return self
@@ -77,7 +87,11 @@ class Stream:
             reader = self._reader
             if reader is None:
                 raise StopAsyncIteration
-            await _readable(reader.fd)
+            self._begin_to_wait()
+            try:
+                await _readable(reader.fd)
+            finally:
+                self._awaited = False
 
     def close(self) -> None:
         """Cancels what still runs. What has come and was not read is dropped."""

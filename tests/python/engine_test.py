@@ -171,7 +171,8 @@ class Generate(Tiny):
             "max_token: is no argument; did you mean max_tokens?": {"max_token": 3}, "stop: found 1": {"stop": [1]},
             "stop: found an empty": {"stop": ""}, "grammar: found regex as well": {"regex": "a", "grammar": "b"},
             "temperature: found nan": {"temperature": float("nan")}, "ignore_eos: found 1": {"ignore_eos": 1},
-            "stop_token_ids: found a token id beyond": {"stop_token_ids": [1 << 40]}, "cache_salt: found 5": {"cache_salt": 5},
+            "stop_token_ids: found a token id beyond": {"stop_token_ids": [1 << 40]},
+            "stop_token_ids: found 5, expected token ids": {"stop_token_ids": 5}, "cache_salt: found 5": {"cache_salt": 5},
             "attention: found 'thin'": {"attention": "thin"}, "attention_budget: found 63": {"attention_budget": 63},
             "json_schema: Expecting": {"json_schema": "{not"}, "json_schema: found 5": {"json_schema": 5},
             "choice: found 'abc'": {"choice": "abc"}, "seed: found 18446744073709551616": {"seed": 1 << 64},
@@ -190,10 +191,13 @@ class Generate(Tiny):
         self.refused("prompt: found half of a surrogate pair", self.llm.generate, "a\ud800")
         self.refused("messages: found 'abc'", self.llm.chat, "abc")
         self.refused("messages: found half of a surrogate", self.llm.chat, [{"role": "user", "content": "\udc00"}])
+        self.refused("temperature: Out of range", self.llm.chat, [{"role": "user", "content": "a"}], temperature=float("nan"))
+        self.refused("seed: set is not JSON", self.llm.chat, [{"role": "user", "content": "a"}], seed={1})
         self.refused("messages", self.llm.tokenizer.apply_chat_template, [{"role": "user", "content": {1}}])
         self.refused("too long", self.llm.generate, [1] * 600)
         self.refused("sampling_params", self.llm.generate, "a", 5)
-        self.refused("samples: found 65", self.llm.generate, "a", n=65)
+        self.refused("n: found 65, expected 1 to 64", self.llm.generate, "a", n=65)
+        self.refused("n: found 65, expected 1 to 64", self.llm.stream, "a", n=65)
 
     def test_numpy_s_texts_and_numbers(self):
         self.assertEqual(self.llm.generate(list(np.array([1, 2, 3])), max_tokens=1)[0].usage["prompt_tokens"], 3)
@@ -606,6 +610,24 @@ class Streams(Tiny):
                 stream.close()
                 reading.join(20)
                 self.assertFalse(reading.is_alive())
+
+    def test_a_second_reader_is_refused(self):
+        """It would wait for ever: what comes wakes one."""
+        async def drain(stream):
+            return len([event async for event in stream])
+
+        async def both(stream):
+            reading = [asyncio.create_task(drain(stream)) for _ in range(2)]
+            done, waits = await asyncio.wait(reading, timeout=20)
+            stream.close()
+            await asyncio.gather(*waits, return_exceptions=True)
+            return len(done), [str(task.exception()) for task in done if task.exception()]
+
+        with tiny("llama3", ctx=8192, kv_tokens=16384) as llm:
+            for what in ({"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}):
+                count, told = asyncio.run(both(llm.stream(**what, max_tokens=200, ignore_eos=True)))
+                self.assertEqual(count, 2)
+                self.assertEqual(told, ["stream: is read by another loop, expected one"])
 
     def test_streams_need_a_prompt_or_messages(self):
         self.refused("one of them", self.llm.stream)
