@@ -13,41 +13,58 @@ _PATTERNS = ("causal_mask_function", "bidirectional_mask_function", "sliding_win
              "sliding_window_bidirectional_overlay")
 
 
-def _packed(pattern):
-    """The numbers of the sequences [batch, seq] that a mask keeps apart, or None where it keeps none apart."""
+def _meaning(pattern):
+    """What a mask is made of: (numbers of the sequences [batch, seq] that it keeps apart or None, whether it is causal)."""
     name = getattr(pattern, "__qualname__", repr(pattern))
     maker = name.split(".")[0]
     inside = {}
     if getattr(pattern, "__closure__", None):
         inside = {n: c.cell_contents for n, c in zip(pattern.__code__.co_freevars, pattern.__closure__)}
     if maker == "packed_sequence_mask_function":
-        return inside["packed_sequence_mask"]
+        return inside["packed_sequence_mask"], False
     if maker == "remap_positions_for_packed_sequence":
-        return _packed(inside["mask_function"])
+        return _meaning(inside["mask_function"])
     if maker == "and_masks":
-        return next((ids for ids in map(_packed, inside["mask_functions"]) if ids is not None), None)
+        parts = [_meaning(part) for part in inside["mask_functions"]]
+        return next((ids for ids, _ in parts if ids is not None), None), any(causal for _, causal in parts)
     if maker not in _PATTERNS:
         raise NotImplementedError(f"millrace: the mask of {name} has no kernel: expected causal or "
                                   "bidirectional attention, windows, packed sequences; others need "
                                   "attn_implementation=\"sdpa\"")
-    return None
+    return None, maker == "causal_mask_function"
 
 
 def _mask(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None,
-          **_):
+          device=None, config=None, local_size=None, use_vmap=False, **_):
     """What the model hands to every layer: None, the padding, bool [batch, keys], or where position_ids begin anew inside
-    a row the numbers of its sequences, whole and from 1 on."""
-    # A compiler cannot look into the numbers, nor tell sequences that are packed from one that is not.
-    packed = None if mask_function is None or torch.compiler.is_compiling() else _packed(mask_function)
+    a row the numbers of its sequences, whole and from 1 on. A padding of fewer keys than there are: a static cache, whose
+    other keys are not filled yet."""
+    packed, causal = None, getattr(mask_function, "__name__", "") != "bidirectional_mask_function"
+    # A compiler cannot look into a function, nor tell sequences that are packed from one that is not: it goes by what is
+    # told beside, masks of the model's own and chunks.
+    if torch.compiler.is_compiling():
+        if use_vmap or local_size is not None and local_size == getattr(config, "attention_chunk_size", None):
+            raise NotImplementedError("millrace: masks other than causal or bidirectional attention, windows and packed "
+                                      "sequences have no kernel: they need attn_implementation=\"sdpa\"")
+    elif mask_function is not None:
+        packed, causal = _meaning(mask_function)
+    filled = kv_length
+    if causal and kv_length is not None and q_length is not None:
+        so_far = int(q_offset) + q_length  # a static cache gives a tensor
+        filled = min(kv_length, so_far - kv_offset)
+        if attention_mask is not None and attention_mask.dim() == 2:
+            attention_mask = attention_mask[:, :so_far]  # some are as long as the cache
     if attention_mask is None:
+        if filled != kv_length:
+            return torch.ones((batch_size, filled), dtype=torch.bool, device=device)
         return None if packed is None else packed + 1
     if attention_mask.dim() != 2:
         raise NotImplementedError(f"millrace: attention_mask has shape {list(attention_mask.shape)}, expected padding "
                                   "[batch, keys]; other masks need attn_implementation=\"sdpa\"")
     mask = attention_mask.bool()
-    if kv_length is not None:
-        mask = mask[:, -kv_length:] if mask.shape[1] >= kv_length else mask
-    return None if bool(mask.all()) else mask
+    if filled is not None and mask.shape[1] > filled:
+        mask = mask[:, -filled:]
+    return None if filled == kv_length and bool(mask.all()) else mask
 
 
 def _starts(lengths):
@@ -95,9 +112,13 @@ def millrace_attention(module, query, key, value, attention_mask, scaling=None, 
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     if attention_mask is None:
         return attention(query, key, value, **options), None
-    if attention_mask.dim() != 2 or attention_mask.shape[1] != key.shape[1]:
+    if attention_mask.dim() != 2 or attention_mask.shape[1] > key.shape[1] or attention_mask.shape[1] < query.shape[1]:
         raise NotImplementedError(f"millrace: attention_mask has shape {list(attention_mask.shape)} for "
                                   f"{key.shape[1]} keys, expected padding [batch, keys]")
+    if attention_mask.shape[1] < key.shape[1]:  # a static cache
+        key, value = (x[:, :attention_mask.shape[1]] for x in (key, value))
+        if attention_mask.dtype == torch.bool and bool(attention_mask.all()):
+            return attention(query, key, value, **options), None
     layout = _ragged if attention_mask.dtype == torch.bool else _apart
     return layout(query, key, value, attention_mask, options), None
 
