@@ -5,7 +5,9 @@
   bench/torch_call_bench.py --large [--device cuda]         large tensors beside the C API on the same memory
 
 Microseconds of this thread's processor time per call, the least of many short runs, ours and torch's in turn in one
-process; on a GPU the calls are queued and not waited for. "grad": inputs require one, forward alone.
+process; on a GPU the calls are queued and not waited for. "grad": inputs require one, forward alone. On a CPU also what
+the C API takes of each call of ours (capi_share.py), by itself and again and again with the same arguments, and the rest:
+what it costs to call it from torch.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+import capi_share
 import millrace_kernels
 import millrace_kernels.torch as mt
 
@@ -213,7 +216,11 @@ def main():
     torch.set_num_threads(1)
     if options.large:
         return large(options.device)
-    print(f"torch {torch.__version__} on {options.device}: us per call, ours, torch's, ratio")
+    on_cpu = options.device == "cpu"
+    if on_cpu:
+        capi_share.with_share(millrace_kernels.library_path())
+    print(f"torch {torch.__version__} on {options.device}: us per call, ours"
+          + (", the C API's part of it, the rest" if on_cpu else "") + ", torch's own")
     for name, pair in cases(options.device).items():
         if options.names and not any(part in name for part in options.names):
             continue
@@ -221,7 +228,9 @@ def main():
         for f in pair:
             f()
         ours, *theirs = least(pair, options.device)
-        print(f"{name:36} {ours:6.1f}" + "".join(f" {t:6.1f} {ours / t:5.2f}" for t in theirs), flush=True)
+        share = capi_share.share_of(pair[0]) if on_cpu else 0.0
+        print(f"{name:36} {ours:6.1f}" + (f" {share:6.1f} {ours - share:6.1f}" if on_cpu else "")
+              + "".join(f" {t:6.1f}" for t in theirs), flush=True)
 
 
 if __name__ == "__main__":
