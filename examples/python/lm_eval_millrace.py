@@ -57,14 +57,16 @@ class MillraceLM(LM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         context = int(self.llm.info["context"])
-        sums = []
-        for request in requests:
+        windows, texts = [], []
+        for index, request in enumerate(requests):
             tokens = self.llm.tokenizer.encode(request.args[0])
-            total = 0.0
             for start in range(0, len(tokens), context - 1):  # the last token of a window is the first of the next
-                out = self.llm.generate([tokens[start:start + context]], max_tokens=1, temperature=0, prompt_logprobs=0)[0]
-                total += sum(one.logprob for one in (out.prompt_logprobs or [])[1:])
-            sums.append(total)
+                windows.append(tokens[start:start + context])
+                texts.append(index)
+        params = millrace.SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+        sums = [0.0] * len(requests)
+        for index, out in zip(texts, self.llm.generate(windows, params, use_tqdm=not disable_tqdm)):
+            sums[index] += sum(one.logprob for one in (out.prompt_logprobs or [])[1:])
         return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:

@@ -130,8 +130,14 @@ class LmEval(WithModel):
             expected = sum(rows[i - 1, tokens[i]] for i in range(start, len(tokens)))
             self.assertAlmostEqual(logprob, expected, places=3)
             self.assertEqual(greedy, all(rows[i - 1].argmax() == tokens[i] for i in range(start, len(tokens))))
-        rolling = model.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("The mill by the river",), 0)])
-        self.assertLess(rolling[0], 0)
+        texts = ["The mill by the river", "", "Water turns the wheel"]
+        rolling = model.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts])
+        for text, found_sum in zip(texts, rolling):
+            tokens = self.llm.tokenizer.encode(text)
+            rows = self.llm.logits(tokens).astype(np.float64) if tokens else np.zeros((0, 1))
+            expected = sum(row[token] - np.log(np.exp(row - row.max()).sum()) - row.max()
+                           for row, token in zip(rows, tokens[1:]))
+            self.assertAlmostEqual(found_sum, expected, places=3)
 
     def test_tasks_made_here(self):
         import lm_eval
