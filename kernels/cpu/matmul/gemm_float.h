@@ -1,5 +1,6 @@
 // Matrix products of float weights (F32, F16, BF16) with float32 activations by the 16-lane rule
-// (tables/kernel_table.h).
+// (tables/kernel_table.h). Weights are widened into registers; for prompts on x86 once for many rows of
+// activations (float_panels.h).
 #pragma once
 
 #include <stdint.h>
@@ -9,6 +10,9 @@
 #include "kernels/cpu/simd/simd.h"
 #include "kernels/cpu/simd/unroll.h"
 #include "kernels/cpu/tables/kernel_table.h"
+#if defined(MILLRACE_SIMD_X86)
+#include "kernels/cpu/matmul/float_panels.h"
+#endif
 
 namespace millrace::cpu::MILLRACE_TARGET {
 namespace {
@@ -67,6 +71,15 @@ void float_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Pa
                   float* out, int64_t out_stride) {
   constexpr int kR = Simd::kFloatTileRows, kM = Simd::kFloatTileM;
   int64_t m = 0;
+#if defined(MILLRACE_SIMD_X86)
+  if (num_m >= 2 * kPanelTileM && x.index == nullptr) {
+    const int64_t whole = num_rows / kPanelTileRows * kPanelTileRows;
+    m = float_panels<Load>(w, first, whole, x, num_m, out, out_stride);
+    for (int64_t i = 0; i < m && whole < num_rows; i += kPanelTileM) {
+      float_rows<Load, 1, kPanelTileM>(w, first, whole, num_rows, x, i, out, out_stride);
+    }
+  }
+#endif
   for (; m + kM <= num_m; m += kM) float_pass<Load, kR, kM>(w, first, num_rows, x, m, out, out_stride);
   if constexpr (kM > 2) {
     for (; m + 2 <= num_m; m += 2) float_pass<Load, 4, 2>(w, first, num_rows, x, m, out, out_stride);
