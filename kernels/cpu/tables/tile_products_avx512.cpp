@@ -1,6 +1,7 @@
 // Products by AMX tiles: int8 with many rows, bf16 for MXFP4. Compilers use tiles only where told, so the
 // flags are those of AVX-512 and tiles (simd/target.h).
 #define MILLRACE_TARGET_AVX512
+#include "kernels/cpu/matmul/gathered_scales.h"
 #include "kernels/cpu/matmul/gemm_amx_bf16.h"
 #include "kernels/cpu/matmul/gemm_amx_int8.h"
 #include "kernels/cpu/matmul/quantize_pow2.h"
@@ -22,6 +23,12 @@ void put_int8_tiles(KernelTable& table) {
   table.matmul[static_cast<int>(kFormat)] = amx_int8_matmul<F, multiply_few<kFormat>>;
   table.int8_tile_matmul[static_cast<int>(kFormat)] = amx_int8_tile_matmul<F>;
 }
+// The same with scales that are gathered.
+template <class F, Format kFormat>
+void put_int8_tiles_gathered(KernelTable& table) {
+  put_int8_tiles<F, kFormat>(table);
+  table.matmul[static_cast<int>(kFormat)] = amx_int8_matmul<F, gemv<GatheredScales<F>>>;
+}
 template <class F, Format kFormat>
 void put_bf16_tiles(KernelTable& table) {
   table.matmul[static_cast<int>(kFormat)] = amx_int8_matmul<F, multiply_few<kFormat>>;
@@ -31,9 +38,9 @@ void put_bf16_tiles(KernelTable& table) {
 }  // namespace
 
 void put_tile_products(KernelTable& table) {
-  put_int8_tiles<FormatQ8_0, Format::kQ8_0>(table);
-  put_int8_tiles<FormatQ4_0, Format::kQ4_0>(table);
-  put_int8_tiles<FormatQ4_1, Format::kQ4_1>(table);
+  put_int8_tiles_gathered<FormatQ8_0, Format::kQ8_0>(table);
+  put_int8_tiles_gathered<FormatQ4_0, Format::kQ4_0>(table);
+  put_int8_tiles_gathered<FormatQ4_1, Format::kQ4_1>(table);
   put_int8_tiles<FormatQ5_0, Format::kQ5_0>(table);
   put_int8_tiles<FormatQ5_1, Format::kQ5_1>(table);
   put_int8_tiles<FormatQ4_K, Format::kQ4_K>(table);
