@@ -357,6 +357,45 @@ TEST(Gemm, ARowsBitsDoNotDependOnOthersNorOnTheInstructionSet) {
   }
 }
 
+// By tiles and by vectors: what is too small for a float's exponent is zero in both or in neither.
+TEST(Gemm, AFewRowsOfBf16HaveTheBitsOfManyAtOddSizes) {
+  constexpr int64_t kMany = 21;
+  std::mt19937 random(11);
+  const auto values = [&](int64_t count) {
+    std::vector<uint16_t> bits;
+    for (const float value : random_floats(random, count)) {
+      const auto kind = random() % 8;
+      bits.push_back(to_bfloat16(kind == 0 ? value * 1e-19f : kind == 1 ? value * 1e-23f : value).bits);
+      if (kind == 2) bits.back() = static_cast<uint16_t>(random() & 0x807f);  // below 2^-126, or zero
+    }
+    return bits;
+  };
+  for (const auto& [n, k] : {std::pair{1, 1}, {63, 33}, {300, 97}, {1031, 543}}) {
+    const std::vector<uint16_t> a = values(kMany * (k + 3)), b = values((n + 1) * (k + 1));
+    for (const std::string& isa : isas()) {
+      const DevicePtr device = open_cpu(isa.c_str(), 1);
+      for (const int transpose_b : {0, 1}) {
+        const auto run = [&](int64_t first, int64_t rows) {
+          std::vector<float> c(static_cast<size_t>(rows * n), NAN);
+          mr_gemm_args args{};
+          args.type = MR_BF16, args.m = rows, args.n = n, args.k = k, args.lda = k + 3;
+          args.a = a.data() + first * args.lda;
+          args.b = b.data(), args.transpose_b = transpose_b, args.ldb = transpose_b ? k + 1 : n + 1;
+          args.c = c.data(), args.out_type = MR_F32;
+          EXPECT_EQ(call(device.get(), args), MR_OK) << mr_last_error();
+          return c;
+        };
+        const std::vector<float> all = run(0, kMany);
+        for (const int64_t rows : {1, 2, 3, 4, 5, 8}) {
+          EXPECT_EQ(std::memcmp(all.data() + 5 * n, run(5, rows).data(), static_cast<size_t>(rows * n) * 4),
+                    0)
+              << rows << " rows of " << n << " x " << k << ", transposed " << transpose_b << ", " << isa;
+        }
+      }
+    }
+  }
+}
+
 TEST(Gemm, WhatIsWrongIsNamedAndNothingWritten) {
   const DevicePtr device = open_cpu();
   std::vector<float> a(64, 1.0f), b(64, 1.0f), c(64, 7.0f);

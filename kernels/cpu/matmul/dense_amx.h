@@ -13,6 +13,7 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "kernels/cpu/matmul/dense_few_amx.h"
 #include "kernels/cpu/matmul/dense_task.h"
 #include "kernels/cpu/matmul/lowbit_codes.h"
 #include "kernels/cpu/simd/amx.h"
@@ -290,29 +291,22 @@ template <LowbitFormat kFormat>
   unroll<kGroups>([&](auto g) { Simd::store(t.sums + g * kLanes, total[g]); });
 }
 void lowbit_one_row(const LowbitRows& t) {
-  // As tiles do: numbers below 2^-126 are zero, read or written.
-  constexpr unsigned kFlushToZero = 0x8000, kDenormalsAreZero = 0x40;
-  const unsigned before = _mm_getcsr();
-  _mm_setcsr(before | kFlushToZero | kDenormalsAreZero);
+  const SubnormalsAreZero mode;
   switch (t.format) {
     case LowbitFormat::kMXFP4:
-      lowbit_one_row_of<LowbitFormat::kMXFP4>(t);
-      break;
+      return lowbit_one_row_of<LowbitFormat::kMXFP4>(t);
     case LowbitFormat::kNVFP4:
-      lowbit_one_row_of<LowbitFormat::kNVFP4>(t);
-      break;
+      return lowbit_one_row_of<LowbitFormat::kNVFP4>(t);
     case LowbitFormat::kInt4By32:
-      lowbit_one_row_of<LowbitFormat::kInt4By32>(t);
-      break;
+      return lowbit_one_row_of<LowbitFormat::kInt4By32>(t);
     case LowbitFormat::kInt4By128:
-      lowbit_one_row_of<LowbitFormat::kInt4By128>(t);
-      break;
+      return lowbit_one_row_of<LowbitFormat::kInt4By128>(t);
   }
-  _mm_setcsr(before);
 }
 
 constexpr DenseTileKernels make_dense_tile_kernels() {
-  return {dense_tile_rows, dense_tile_columns, dense_tile_products, lowbit_tiles, lowbit_one_row};
+  return {dense_tile_rows, dense_tile_columns, dense_tile_products,
+          lowbit_tiles,    lowbit_one_row,     dense_few_as_tiles};
 }
 
 }  // namespace

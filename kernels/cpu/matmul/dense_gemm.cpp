@@ -159,6 +159,8 @@ bool few_rows(const mr_gemm_args& args) {
 
 // So few that reading B is all that costs.
 bool is_few(const mr_gemm_args& args) { return args.m <= kTileHeight; }
+// Up to so many rows go by vectors, in the order of tiles.
+constexpr int64_t kAmxFewRows = 4;
 bool by_tiles(const Context& on, const mr_gemm_args& args) {
   const bool bf16 = args.type == MR_BF16 && args.b_type == MR_BF16;
   return on.kernels.dense_tiles != nullptr && (bf16 || args.type == MR_I8);
@@ -246,7 +248,9 @@ struct Tile {
     }
   }
   // Elements of B go straight to registers.
-  bool few() const { return few_rows(args) && !continues; }
+  bool few() const {
+    return few_rows(args) && !continues && (!tiles || (args.transpose_b == 0 && args.m <= kAmxFewRows));
+  }
   void run_few() const {
     // Of k: what fits where a chunk of A does; where B is read several times, what stays in the cache.
     const int64_t chunk = args.transpose_b != 0 || rows <= 4 ? kRows * kChunk / kDenseFewRows : kChunk / 2;
@@ -255,10 +259,11 @@ struct Tile {
       for (int64_t r = 0; r < rows; ++r)
         on.kernels.dense_widen(element_of(args.type), a_at((row + r) * args.lda + k), depth,
                                scratch.a + r * chunk);
-      on.kernels.dense_few({element_of(args.b_type), args.transpose_b != 0,
-                            b_at(args.transpose_b ? column * args.ldb + k : k * args.ldb + column),
-                            args.ldb * bytes_of_element(args.b_type), columns, depth, scratch.a, chunk, rows,
-                            scratch.sums, part_sums, k > 0});
+      const auto few = tiles ? on.kernels.dense_tiles->few : on.kernels.dense_few;
+      few({element_of(args.b_type), args.transpose_b != 0,
+           b_at(args.transpose_b ? column * args.ldb + k : k * args.ldb + column),
+           args.ldb * bytes_of_element(args.b_type), columns, depth, scratch.a, chunk, rows, scratch.sums,
+           part_sums, k > 0});
     }
   }
   // The sums, in scratch.sums.
@@ -266,8 +271,8 @@ struct Tile {
     if (is_fp8(args.type)) return run_scaled();
     if (args.type == MR_I8) return run_whole_numbers();
     if (continues) return run_on();
-    if (args.k > 0 && tiles) return run_by_tiles();
     if (args.k > 0 && few()) return run_few();
+    if (args.k > 0 && tiles) return run_by_tiles();
     if (args.k == 0) each([&](int64_t, int64_t, int64_t at) { scratch.sums[at] = 0.0f; });
     for (int64_t k = 0; k < args.k; k += kChunk) multiply(k, std::min(kChunk, args.k - k), k > 0);
   }
@@ -314,8 +319,13 @@ struct Tile {
   void run_by_tiles() const {
     const DenseTileKernels& kernels = *on.kernels.dense_tiles;
     const int64_t element = bytes_of_element(args.type), group = kAmxChunk * kTileHeight;  // bytes
-    // Few rows: B is read as it lies, and prefetched.
+    // Few rows: B is read as it lies, and prefetched; behind the end of rows of B come the next task's.
     const bool few = is_few(args);
+    const auto ahead = [&](int64_t k, int64_t depth) -> int64_t {
+      if (!few) return 0;
+      if (args.transpose_b == 0) return depth * args.ldb * element;
+      return (k + depth < args.k ? depth : kDenseLanes * args.ldb - k) * element;
+    };
     const int64_t chunk = (few && args.transpose_b == 0 ? kDenseTileDepth : kAmxChunk) / element;
     auto *const a = reinterpret_cast<uint8_t*>(scratch.a), *const b = reinterpret_cast<uint8_t*>(scratch.b);
     for (int64_t k = 0; k < args.k; k += chunk) {
@@ -327,7 +337,7 @@ struct Tile {
         const int64_t first = column + part * kDenseLanes, count = part_columns(part);
         kernels.columns({b_at(args.transpose_b ? first * args.ldb + k : k * args.ldb + first),
                          args.ldb * element, args.transpose_b != 0, element, count, depth, b, group,
-                         few ? depth * (args.transpose_b ? element : args.ldb * element) : 0});
+                         ahead(k, depth)});
         kernels.products(
             {a, b, group, rows, count, deep, scratch.sums + part * part_sums, k > 0, args.type == MR_I8});
       }

@@ -248,6 +248,8 @@ struct DenseTileKernels {
                   int64_t group_bytes);
   // One row by vectors, with the bits of tiles.
   void (*one_row)(const LowbitRows& product);
+  // The same of a few rows of bf16 and a matrix of bf16 whose rows are those of k.
+  void (*few)(const DenseFew& product);
 };
 
 struct KernelTable {
