@@ -45,20 +45,22 @@ struct Silu {
 
 template <class Function>
 void unary_row(const ActivationRow& op) {
-  each16_of(op.cols,
-            [&](const auto& part, int64_t i) { part.store(op.y, i, Function::value(part.load(op.x, i))); });
+  map16_of(
+      op.cols, op.y, [](V16 x) __attribute__((always_inline)) { return Function::value(x); }, op.x);
 }
 template <class Function>
 void gated_row(const ActivationRow& op) {
-  each16_of(op.cols, [&](const auto& part, int64_t i) {
-    part.store(op.y, i, Simd::mul(Function::value(part.load(op.x, i)), part.load(op.up, i)));
-  });
+  map16_of(
+      op.cols, op.y,
+      [](V16 x, V16 up) __attribute__((always_inline)) { return Simd::mul(Function::value(x), up); }, op.x,
+      op.up);
 }
 template <class Function>
 void unary_backward_row(const ActivationBackwardRow& op) {
-  each16_of(op.cols, [&](const auto& part, int64_t i) {
-    part.store(op.dx, i, Simd::mul(part.load(op.dy, i), Function::both(part.load(op.x, i)).slope));
-  });
+  map16_of(
+      op.cols, op.dx,
+      [](V16 dy, V16 x) __attribute__((always_inline)) { return Simd::mul(dy, Function::both(x).slope); },
+      op.dy, op.x);
 }
 template <class Function>
 void gated_backward_row(const ActivationBackwardRow& op) {

@@ -24,6 +24,7 @@ int64_t blocks_of(int64_t rows) { return (rows + rows_of_block(rows) - 1) / rows
 
 void norm_rows_fused(const Context& ctx, const mr_norm_args& args) {
   each_row(ctx, args.rows, args.cols, [&](int64_t r) {
+    const int64_t next = row_after(r, args.rows);
     NormRow op{};
     op.kind = args.kind;
     op.cols = args.cols;
@@ -42,6 +43,8 @@ void norm_rows_fused(const Context& ctx, const mr_norm_args& args) {
       op.codes = static_cast<uint8_t*>(args.codes) + r * args.codes_stride;
       op.scales = args.scales + r * args.scales_stride;
     }
+    op.next[0] = row_at(args.x, next);
+    op.next[1] = row_at(args.residual, next);
     ctx.kernels.fused.norm(op);
   });
 }
@@ -76,6 +79,8 @@ void norm_rows_backward(const Context& ctx, const mr_norm_backward_args& args, v
         op.rstd = args.rstd[r];
         op.dweight = dweight;
         op.dbias = dbias;
+        op.next[0] = row_at(args.x, row_after(r, args.rows));
+        op.next[1] = row_at(args.dy, row_after(r, args.rows));
         ctx.kernels.fused.norm_backward(op);
       }
     }
@@ -135,7 +140,8 @@ void softmax_rows(const Context& ctx, const mr_softmax_args& args) {
     float exps[kKeptExps];  // an exp takes longer than a float's way to the first-level cache and back
     const bool keep = args.cols <= kKeptExps;
     const FloatRow x = row_at(args.x, r), y = row_at(args.y, r);
-    const RowSum of = kernels.row_sum(x, args.cols, args.scale, keep ? exps : nullptr);
+    const RowSum of = kernels.row_sum(x, args.cols, args.scale, keep ? exps : nullptr,
+                                      row_at(args.x, row_after(r, args.rows)));
     if (keep) {
       kernels.scale({exps, MR_F32}, args.cols, 1.0f / of.sum, y, false);
     } else {
@@ -146,8 +152,9 @@ void softmax_rows(const Context& ctx, const mr_softmax_args& args) {
 
 void softmax_rows_backward(const Context& ctx, const mr_softmax_backward_args& args) {
   each_row(ctx, args.rows, args.cols, [&](int64_t r) {
+    const int64_t next = row_after(r, args.rows);
     ctx.kernels.fused.softmax_backward(row_at(args.y, r), row_at(args.dy, r), args.cols, args.scale,
-                                       row_at(args.dx, r));
+                                       row_at(args.dx, r), {row_at(args.y, next), row_at(args.dy, next)});
   });
 }
 

@@ -74,7 +74,8 @@ void cross_entropy_gradient(const FusedKernels& kernels, const FloatRow& logits,
 void cross_entropy_rows(const Context& ctx, const mr_cross_entropy_args& args) {
   check_classes(args.targets, args.rows, args.vocab, &args.ignore_index, "args.targets");
   each_row(ctx, args.rows, args.vocab, [&](int64_t r) {
-    const RowSum of = ctx.kernels.fused.row_sum(row_at(args.logits, r), args.vocab, 1.0f, nullptr);
+    const RowSum of = ctx.kernels.fused.row_sum(row_at(args.logits, r), args.vocab, 1.0f, nullptr,
+                                                row_at(args.logits, row_after(r, args.rows)));
     const float lse = of.max + std::log(of.sum);
     const int32_t target = args.targets[r];
     args.lse[r] = lse;

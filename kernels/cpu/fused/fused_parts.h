@@ -17,6 +17,9 @@ inline FloatRow row_of(const mr_vector& vector, int64_t col = 0) {
   return row_at({vector.data, vector.type, 0}, 0, col);
 }
 
+// What is prefetched beside a row.
+inline int64_t row_after(int64_t row, int64_t rows) { return row + 1 < rows ? row + 1 : row; }
+
 inline constexpr int64_t kElementsOfTask = 1 << 14;  // 64 KiB of float32: long enough to be worth handing out
 
 // body(row) for all rows.

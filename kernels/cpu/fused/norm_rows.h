@@ -26,7 +26,7 @@ inline void to_e4m3(V16 x, uint8_t* codes) {
   // Seven bits of it, and one of the sign.
   const __m512i with_sign =
       _mm512_ternarylogic_epi32(_mm512_srli_epi32(u, 24), code, _mm512_set1_epi32(0x7f), 0xd8);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm512_cvtepi32_epi8(with_sign));
+  Simd::store_low_bytes(_mm512_castsi512_ps(with_sign), reinterpret_cast<int8_t*>(codes));
 }
 #else
 inline void to_e4m3(V16 x, uint8_t* codes) {
@@ -85,26 +85,43 @@ inline uint8_t e4m3_of(float x) {
   return static_cast<uint8_t>(sign | (magnitude - 0x46800000u));
 }
 
-// [n <= 16] codes; a scale that is not above zero (or NaN) gives zeros.
-inline void store_codes(V16 y, const Quotients& by, float scale, bool int8, int64_t n, uint8_t* to) {
-  uint8_t codes[kLanes] = {};
-  uint8_t* const out = n == kLanes ? to : codes;
+// A block's codes, `count` of them, from what y(part, i) gives; a scale that is not above zero (or NaN) gives
+// zeros.
+template <class Y, class Code>
+[[gnu::always_inline]] inline void store_codes(int64_t count, uint8_t* to, const Y& y, const Code& code) {
+  each16_of(
+      count, [&](const auto& part, int64_t i) __attribute__((always_inline)) {
+        if (part.count() == kLanes) return code(y(part, i), to + i);
+        uint8_t codes[kLanes];
+        code(y(part, i), codes);
+        __builtin_memcpy(to + i, codes, static_cast<size_t>(part.count()));
+      });
+}
+template <class Y>
+[[gnu::always_inline]] inline void store_codes(float scale, bool int8, int64_t count, uint8_t* to,
+                                               const Y& y) {
+  const Quotients by(scale);
   if (!(scale > 0.0f)) {
-    __builtin_memset(to, 0, static_cast<size_t>(n));
-    return;
-  }
-  const V16 q = by.exact ? by.of(y) : Simd::div(y, Simd::broadcast(scale));
-  if (int8) {
-    const V16 most = Simd::broadcast(127.0f), least = Simd::broadcast(-127.0f);
-    Simd::round_to_int8(Simd::at_least(Simd::at_most(q, most), least), reinterpret_cast<int8_t*>(out));
+    __builtin_memset(to, 0, static_cast<size_t>(count));
+  } else if (int8) {
+    const V16 most = Simd::broadcast(127.0f), least = Simd::broadcast(-127.0f), all = Simd::broadcast(scale);
+    store_codes(
+        count, to, y, [&](V16 v, uint8_t * codes) __attribute__((always_inline)) {
+          const V16 q = by.exact ? by.of(v) : Simd::div(v, all);
+          Simd::round_to_int8(Simd::at_least(Simd::at_most(q, most), least),
+                              reinterpret_cast<int8_t*>(codes));
+        });
   } else if (by.exact) {
-    to_e4m3(q, out);
+    store_codes(
+        count, to,
+        y, [&](V16 v, uint8_t * codes) __attribute__((always_inline)) { to_e4m3(by.of(v), codes); });
   } else {
-    float lanes[kLanes];
-    Simd::store(lanes, q);
-    for (int j = 0; j < kLanes; ++j) out[j] = e4m3_of(lanes[j]);
+    store_codes(count, to, y, [&](V16 v, uint8_t* codes) {
+      float lanes[kLanes];
+      Simd::store(lanes, Simd::div(v, Simd::broadcast(scale)));
+      for (int j = 0; j < kLanes; ++j) codes[j] = e4m3_of(lanes[j]);
+    });
   }
-  if (n != kLanes) __builtin_memcpy(to, codes, static_cast<size_t>(n));
 }
 
 // ---------------------------------------------------------------- forward
@@ -126,30 +143,52 @@ struct Normed {
     if (op.bias.data != nullptr) y = Simd::add(y, part.load(op.bias, i));
     return part.mask(y);
   }
+  [[gnu::always_inline]] void prefetch(int64_t i) const {
+    prefetch16(op.next[0], i);
+    if (op.next[1].data != nullptr) prefetch16(op.next[1], i);
+  }
 };
 
 constexpr int64_t kKeptOutputs = 4096;  // floats that wait for their scale: 16 KiB
+constexpr int64_t kBlockColumns = 128;  // with a scale
 
+// The blocks whose outputs are kept go through each step together: the maximum of one is a chain of a hundred
+// cycles, beside which the others' run.
 void norm_quantize_row(const NormRow& op, const Normed& of) {
   const bool int8 = op.quantize == MR_QUANTIZE_INT8_ROW;
-  const int64_t width = op.quantize == MR_QUANTIZE_FP8_1X128 ? 128 : op.cols;
+  const int64_t width = op.quantize == MR_QUANTIZE_FP8_1X128 ? kBlockColumns : op.cols;
   alignas(64) float kept[kKeptOutputs];
+  V16 most[kKeptOutputs / kBlockColumns];
   const bool keep = width <= kKeptOutputs;  // else outputs are computed again
+  const int64_t blocks = keep && width == kBlockColumns ? kKeptOutputs / kBlockColumns : 1;
   const FloatRow row{kept, MR_F32};
-  for (int64_t begin = 0; begin < op.cols; begin += width) {
-    const int64_t end = begin + width < op.cols ? begin + width : op.cols;
-    V16 most = Simd::zero();
-    each16_of(end - begin, [&](const auto& part, int64_t i) {
-      const V16 y = of.at(part, begin + i);
-      most = Simd::larger_size(most, y);
-      if (keep) part.store(row, i, y);
+  for (int64_t begin = 0; begin < op.cols; begin += blocks * width) {
+    const int64_t end = begin + blocks * width < op.cols ? begin + blocks * width : op.cols;
+    const auto each_block = [&](const auto& body) __attribute__((always_inline)) {
+      for (int64_t first = begin, b = 0; first < end; first += width, ++b)
+        body(b, first, end - first < width ? end - first : width);
+    };
+    each_block([&](int64_t b, int64_t first, int64_t count) __attribute__((always_inline)) {
+      V16 largest = Simd::zero();
+      each16_of(
+          count, [&](const auto& part, int64_t i) __attribute__((always_inline)) {
+            of.prefetch(first + i);
+            const V16 y = of.at(part, first + i);
+            largest = Simd::larger_size(largest, y);
+            if (keep) part.store(row, first - begin + i, y);
+          });
+      most[b] = largest;
     });
-    const float scale = Simd::reduce_max(most) / (int8 ? 127.0f : 448.0f);
-    op.scales[begin / width] = scale;
-    const Quotients by(scale);
-    each16_of(end - begin, [&](const auto& part, int64_t i) {
-      const V16 y = keep ? part.load(row, i) : of.at(part, begin + i);
-      store_codes(y, by, scale, int8, part.count(), op.codes + begin + i);
+    float* const scales = op.scales + begin / width;
+    each_block([&](int64_t b, int64_t, int64_t) __attribute__((always_inline)) {
+      scales[b] = Simd::reduce_max(most[b]) / (int8 ? 127.0f : 448.0f);
+    });
+    each_block([&](int64_t b, int64_t first, int64_t count) {
+      store_codes(
+          scales[b], int8, count,
+          op.codes + first, [&](const auto& part, int64_t i) __attribute__((always_inline)) {
+            return keep ? part.load(row, first - begin + i) : of.at(part, first + i);
+          });
     });
   }
 }
@@ -186,7 +225,10 @@ void norm_fused_row(const NormRow& op) {
   // Codes first: y may lie where x does.
   if (op.quantize != MR_QUANTIZE_NONE) norm_quantize_row(op, of);
   if (op.y.data == nullptr) return;
-  each16_of(op.cols, [&](const auto& part, int64_t i) { part.store(op.y, i, of.at(part, i)); });
+  each16_of(op.cols, [&](const auto& part, int64_t i) {
+    of.prefetch(i);
+    part.store(op.y, i, of.at(part, i));
+  });
 }
 
 // ---------------------------------------------------------------- backward
@@ -217,6 +259,8 @@ void norm_backward_row(const NormBackwardRow& op) {
   const V16 mean_g = Simd::broadcast(op.kind == MR_NORM_LAYER ? Simd::reduce_sum(sum_g) / size : 0.0f);
   const FloatRow dweight{op.dweight, MR_F32}, dbias{op.dbias, MR_F32};
   each16_of(op.cols, [&](const auto& part, int64_t i) {
+    prefetch16(op.next[0], i);
+    prefetch16(op.next[1], i);
     const Terms t = terms(part, i);
     V16 dx = Simd::mul(Simd::sub(Simd::sub(t.g, mean_g), Simd::mul(t.n, mean_gn)), rstd);
     if (op.dsum.data != nullptr) dx = Simd::add(dx, part.load(op.dsum, i));

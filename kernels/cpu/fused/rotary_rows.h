@@ -89,8 +89,12 @@ void rotate_row(FloatRow x, const float* cosines, const float* sines, int64_t ha
             [&](const auto& part, int64_t i) { part.store(y, 2 * half + i, part.load(x, 2 * half + i)); });
 }
 
-// Eight counters side by side; word w of counter k belongs to column 4 k + w.
+// Eight counters side by side, with AVX-512 sixteen; word w of counter k belongs to column 4 k + w.
+#if defined(MILLRACE_SIMD_AVX512)
+constexpr int kDropoutColumns = 64;
+#else
 constexpr int kDropoutColumns = 32;
+#endif
 #if defined(MILLRACE_SIMD_NEON)
 // Four counters in a register of 32 bits each: products of 64 bits in pairs, then parted by uzp. A round
 // waits for the one before: two registers go side by side.
@@ -127,27 +131,42 @@ inline void dropout_words(const DropoutRow& op, const philox::Keys& keys, int64_
   vst4q_u32(reinterpret_cast<uint32_t*>(&words[1]), back);
 }
 #elif defined(MILLRACE_SIMD_AVX512)
-// A product looks at the lower halves of lanes of 64 bits: what is in the upper ones may stay.
+// A product looks at the lower halves of lanes of 64 bits: what is in the upper ones may stay. A key goes to
+// both, for so it comes with the load of the operation that takes it. A round waits for the one before: two
+// sets of counters go side by side.
+struct PhiloxWords {
+  __m512i c0, c1, c2, c3;
+};
+[[gnu::always_inline]] inline PhiloxWords philox_round(const PhiloxWords& c, __m512i by0, __m512i by1,
+                                                       uint32_t key0, uint32_t key1) {
+  const auto key = [](uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); };
+  const __m512i a = _mm512_mul_epu32(c.c0, by0), b = _mm512_mul_epu32(c.c2, by1);
+  constexpr int kXor3 = 0x96;
+  return {_mm512_ternarylogic_epi32(_mm512_srli_epi64(b, 32), c.c1, key(key0), kXor3), b,
+          _mm512_ternarylogic_epi32(_mm512_srli_epi64(a, 32), c.c3, key(key1), kXor3), a};
+}
+// Two words of each counter, then four.
+[[gnu::always_inline]] inline void store_words(const PhiloxWords& c, U32x16* words) {
+  const __m512i front = _mm512_mask_mov_epi32(c.c0, 0xaaaa, _mm512_slli_epi64(c.c1, 32));
+  const __m512i back = _mm512_mask_mov_epi32(c.c2, 0xaaaa, _mm512_slli_epi64(c.c3, 32));
+  const __m512i low = _mm512_unpacklo_epi64(front, back), high = _mm512_unpackhi_epi64(front, back);
+  __builtin_memcpy(&words[0], &low, sizeof low);
+  __builtin_memcpy(&words[1], &high, sizeof high);
+}
 inline void dropout_words(const DropoutRow& op, const philox::Keys& keys, int64_t first_col, U32x16* words) {
   const auto all = [](uint32_t x) { return _mm512_set1_epi64(x); };
   const __m512i lane = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);  // counters 0 to 3 in the even lanes
   const __m512i by0 = all(philox::kMultiply0), by1 = all(philox::kMultiply1);
-  __m512i c0 = _mm512_add_epi64(lane, all(static_cast<uint32_t>(first_col / 4)));
-  __m512i c1 = all(op.row), c2 = all(op.offset_low), c3 = all(op.offset_high);
-  for (int round = 0; round < philox::kRounds; ++round) {
-    const __m512i a = _mm512_mul_epu32(c0, by0), b = _mm512_mul_epu32(c2, by1);
-    constexpr int kXor3 = 0x96;
-    c0 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(b, 32), c1, all(keys.first[round]), kXor3);
-    c2 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(a, 32), c3, all(keys.second[round]), kXor3);
-    c1 = b;
-    c3 = a;
-  }
-  // Two words of each counter, then four.
-  const __m512i front = _mm512_mask_mov_epi32(c0, 0xaaaa, _mm512_slli_epi64(c1, 32));
-  const __m512i back = _mm512_mask_mov_epi32(c2, 0xaaaa, _mm512_slli_epi64(c3, 32));
-  const __m512i low = _mm512_unpacklo_epi64(front, back), high = _mm512_unpackhi_epi64(front, back);
-  __builtin_memcpy(&words[0], &low, sizeof low);
-  __builtin_memcpy(&words[1], &high, sizeof high);
+  PhiloxWords c = {_mm512_add_epi64(lane, all(static_cast<uint32_t>(first_col / 4))), all(op.row),
+                   all(op.offset_low), all(op.offset_high)};
+  PhiloxWords d = c;
+  d.c0 = _mm512_add_epi64(d.c0, all(8));
+  unroll<philox::kRounds>([&](auto round) __attribute__((always_inline)) {
+    c = philox_round(c, by0, by1, keys.first[round], keys.second[round]);
+    d = philox_round(d, by0, by1, keys.first[round], keys.second[round]);
+  });
+  store_words(c, words);
+  store_words(d, words + 2);
 }
 #else
 // The lower 32 bits of each lane of 64, times 32 bits.
@@ -205,7 +224,7 @@ inline void dropout_words(const DropoutRow& op, const philox::Keys& keys, int64_
 void dropout_row(const DropoutRow& op, const philox::Keys& keys) {
   const V16 scale = Simd::broadcast(op.scale);
   for (int64_t begin = 0; begin < op.cols; begin += kDropoutColumns) {
-    U32x16 words[2];
+    U32x16 words[kDropoutColumns / kLanes];
     dropout_words(op, keys, op.first_col + begin, words);
     const int64_t cols = op.cols - begin < kDropoutColumns ? op.cols - begin : kDropoutColumns;
     each16_of(cols, [&](const auto& part, int64_t i) {

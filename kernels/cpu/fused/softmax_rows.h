@@ -10,7 +10,7 @@ namespace {
 
 // exps: where exp(scale * x - max) goes, [cols], or null. kScaled: scale is not 1.
 template <bool kScaled>
-RowSum sum_of_exp_row_of(FloatRow x, int64_t cols, float scale, float* exps) {
+RowSum sum_of_exp_row_of(FloatRow x, int64_t cols, float scale, float* exps, FloatRow next) {
   const V16 by = Simd::broadcast(scale);
   const auto scaled = [&](V16 v) __attribute__((always_inline)) { return kScaled ? Simd::mul(v, by) : v; };
   const float least = -__builtin_inff();
@@ -36,15 +36,16 @@ RowSum sum_of_exp_row_of(FloatRow x, int64_t cols, float scale, float* exps) {
   const V16 from = Simd::broadcast(max);
   V16 sum = Simd::zero();
   each16_of(cols, [&](const auto& part, int64_t i) {
+    prefetch16(next, i);
     const V16 e = part.mask(exp16_below(Simd::sub(scaled(part.load(x, i)), from)));
     sum = Simd::add(sum, e);
     if (exps != nullptr) part.store({exps, MR_F32}, i, e);
   });
   return {max, Simd::reduce_sum(sum)};
 }
-RowSum sum_of_exp_row(FloatRow x, int64_t cols, float scale, float* exps) {
-  return scale == 1.0f ? sum_of_exp_row_of<false>(x, cols, scale, exps)
-                       : sum_of_exp_row_of<true>(x, cols, scale, exps);
+RowSum sum_of_exp_row(FloatRow x, int64_t cols, float scale, float* exps, FloatRow next) {
+  return scale == 1.0f ? sum_of_exp_row_of<false>(x, cols, scale, exps, next)
+                       : sum_of_exp_row_of<true>(x, cols, scale, exps, next);
 }
 
 void softmax_row(FloatRow x, int64_t cols, float scale, float max, float by, FloatRow y) {
@@ -55,12 +56,15 @@ void softmax_row(FloatRow x, int64_t cols, float scale, float max, float by, Flo
   });
 }
 
-void softmax_backward_row(FloatRow y, FloatRow dy, int64_t cols, float scale, FloatRow dx) {
+void softmax_backward_row(FloatRow y, FloatRow dy, int64_t cols, float scale, FloatRow dx,
+                          const FloatRow (&next)[2]) {
   V16 sums = Simd::zero();
   each16_of(cols,
             [&](const auto& part, int64_t i) { sums = Simd::fma(part.load(y, i), part.load(dy, i), sums); });
   const V16 sum = Simd::broadcast(Simd::reduce_sum(sums)), by = Simd::broadcast(scale);
   each16_of(cols, [&](const auto& part, int64_t i) {
+    prefetch16(next[0], i);
+    prefetch16(next[1], i);
     part.store(dx, i, Simd::mul(Simd::mul(by, part.load(y, i)), Simd::sub(part.load(dy, i), sum)));
   });
 }

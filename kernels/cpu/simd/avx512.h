@@ -27,9 +27,21 @@ struct Simd {
   static V16 zero() { return _mm512_setzero_ps(); }
   static V16 load(const float* p) { return _mm512_loadu_ps(p); }
   static V16 load_f16(const uint16_t* p) { return _mm512_cvtph_ps(load256(p)); }
+#if defined(MILLRACE_HAS_AVX512_VBMI)
+  static V16 load_bf16(const uint16_t* p) {  // one operation, where a widening and a shift are two
+    const __m512i order = _mm512_load_si512(kToUpperHalves);
+    return _mm512_castsi512_ps(
+        _mm512_maskz_permutexvar_epi8(0xcccccccccccccccc, order, _mm512_castsi256_si512(load256(p))));
+  }
+  alignas(64) static constexpr uint8_t kToUpperHalves[64] = {
+      0,  0,  0,  1,  0,  0,  2,  3,  0,  0,  4,  5,  0,  0,  6,  7,  0,  0,  8,  9, 0,  0,
+      10, 11, 0,  0,  12, 13, 0,  0,  14, 15, 0,  0,  16, 17, 0,  0,  18, 19, 0,  0, 20, 21,
+      0,  0,  22, 23, 0,  0,  24, 25, 0,  0,  26, 27, 0,  0,  28, 29, 0,  0,  30, 31};
+#else
   static V16 load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16));
   }
+#endif
   // As a float16 with its exponent's bias eight too low: those below the smallest power of two cost nothing
   // so.
   static V16 widen_e4m3(const uint8_t* p) {
@@ -51,8 +63,9 @@ struct Simd {
   }
   static void store_bf16(uint16_t* p, V16 x) {
     const __m512i u = _mm512_castps_si512(x);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-    const __m512i rounded = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
+    const __m512i rounded = _mm512_mask_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd, u,
+                                                  _mm512_set1_epi32(0x8000));
     const __m512i bits =
         _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), u, _mm512_set1_epi32(0x400000));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), upper_halves(bits));
@@ -105,6 +118,12 @@ struct Simd {
     return _mm512_castsi512_ps(
         _mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(magic), 23)));
   }
+  // a < b ? 0 : y * 2^n
+  static V16 zero_if_less(V16 a, V16 b, V16 y, V16 magic) {
+    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ),
+                                                      _mm512_castps_si512(y),
+                                                      _mm512_slli_epi32(_mm512_castps_si512(magic), 23)));
+  }
   static __m256 low(V16 x) { return _mm512_castps512_ps256(x); }
   static __m256 high(V16 x) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)); }
   static float reduce_sum(V16 x) {
@@ -129,8 +148,18 @@ struct Simd {
 
   // The low byte of each float's bits.
   static void store_low_bytes(V16 x, int8_t* out) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(_mm512_castps_si512(x)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), low_bytes(_mm512_castps_si512(x)));
   }
+#if defined(MILLRACE_HAS_AVX512_VBMI)
+  static __m128i low_bytes(__m512i x) {  // one operation, where a narrowing is two
+    const __m512i order = _mm512_castsi128_si512(_mm_load_si128(reinterpret_cast<const __m128i*>(kLowBytes)));
+    return _mm512_castsi512_si128(_mm512_permutexvar_epi8(order, x));
+  }
+  alignas(16) static constexpr uint8_t kLowBytes[16] = {0,  4,  8,  12, 16, 20, 24, 28,
+                                                        32, 36, 40, 44, 48, 52, 56, 60};
+#else
+  static __m128i low_bytes(__m512i x) { return _mm512_cvtepi32_epi8(x); }
+#endif
 
   // ---- 16 sums of products of int8, four at a time: `to` += of lane j the codes 4 j .. 4 j + 3 times `by`
   using I16 = __m512i;

@@ -47,10 +47,19 @@ template <class S = Simd>
   p = fma_constant(p, r, kExp.one);
   return {p, shifted};
 }
+// a < b ? 0 : y * 2^n, as in add_exponent
+template <class S = Simd>
+[[gnu::always_inline]] inline V16 zero_if_less(V16 a, V16 b, V16 y, V16 magic) {
+  if constexpr (requires { S::zero_if_less(a, b, y, magic); }) {
+    return S::zero_if_less(a, b, y, magic);
+  } else {
+    return Simd::zero_if_less(a, b, Simd::add_exponent(y, magic));
+  }
+}
 inline V16 exp16(V16 x) {
   const V16 low = Simd::broadcast(-86.0f);
   const auto [p, shifted] = exp_parts(Simd::at_most(Simd::at_least(x, low), Simd::broadcast(88.0f)));
-  return Simd::zero_if_less(x, low, Simd::add_exponent(p, shifted));
+  return zero_if_less(x, low, p, shifted);
 }
 
 // The same, but exp(-86) below -86: for what 1 is added to.
@@ -68,7 +77,7 @@ template <class Exp = FullExp>
 [[gnu::always_inline]] inline V16 exp16_below(V16 x) {
   const V16 low = Simd::broadcast(-86.0f);
   const auto [p, shifted] = Exp::parts(Simd::at_least(x, low));
-  return Simd::zero_if_less(x, low, Simd::add_exponent(p, shifted));
+  return zero_if_less(x, low, p, shifted);
 }
 
 }  // namespace

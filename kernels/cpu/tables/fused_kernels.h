@@ -11,7 +11,8 @@
 
 namespace millrace::cpu {
 
-// [size] of MR_F32, MR_F16 or MR_BF16; data may be null where a comment says so.
+// [size] of MR_F32, MR_F16 or MR_BF16; data may be null where a comment says so. `next` of a kernel are rows
+// of the same size that are prefetched on the way: those of its next call, or again its own.
 struct FloatRow {
   void* data;
   mr_dtype type;
@@ -27,6 +28,7 @@ struct NormRow {
   mr_norm_quantize quantize;
   uint8_t* codes;
   float* scales;
+  FloatRow next[2];  // of x and residual
 };
 
 struct NormBackwardRow {
@@ -35,6 +37,7 @@ struct NormBackwardRow {
   FloatRow x, dy, dsum, dx, weight;  // dsum and weight may be absent
   float weight_offset, mean, rstd;
   float *dweight, *dbias;  // [cols], added to; or null
+  FloatRow next[2];        // of x and dy
 };
 
 struct ActivationRow {
@@ -68,11 +71,12 @@ struct FusedKernels {
   void (*activation)(const ActivationRow& op);
   void (*activation_backward)(const ActivationBackwardRow& op);
   // exps: exp(scale * x - max), [cols], for who needs them again; or null
-  RowSum (*row_sum)(FloatRow x, int64_t cols, float scale, float* exps);
+  RowSum (*row_sum)(FloatRow x, int64_t cols, float scale, float* exps, FloatRow next);
   // y = exp(scale * x - max) * by
   void (*softmax)(FloatRow x, int64_t cols, float scale, float max, float by, FloatRow y);
-  // dx = scale * y * (dy - sum(y dy))
-  void (*softmax_backward)(FloatRow y, FloatRow dy, int64_t cols, float scale, FloatRow dx);
+  // dx = scale * y * (dy - sum(y dy)); next: of y and dy
+  void (*softmax_backward)(FloatRow y, FloatRow dy, int64_t cols, float scale, FloatRow dx,
+                           const FloatRow (&next)[2]);
   // y = x * by; with `add` y += x * by
   void (*scale)(FloatRow x, int64_t cols, float by, FloatRow y, bool add);
   // y = by * sum of x + rows[i] * stride elements, i < count in order; with `add` y += that
