@@ -2,7 +2,6 @@
 #include "devices.h"
 
 #include <fmt/core.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
@@ -39,12 +38,6 @@ std::vector<std::string> descriptions() {
     if (found.size() == 1) found.push_back(fmt::format("no GPU: {}", error.what()));
   }
   return found;
-}
-
-std::string host_name() {
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
-  return name;
 }
 
 struct Link {

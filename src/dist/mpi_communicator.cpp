@@ -10,6 +10,7 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <climits>
 #include <exception>
@@ -23,7 +24,7 @@
 namespace millrace::dist {
 namespace {
 
-constexpr int kTag = 28;
+constexpr int kTag = 28, kNoteTag = 29;
 constexpr size_t kMaxMessage = size_t{1} << 30;  // MPI counts in int: longer ones go in pieces
 // A rank that waits looks all the time at first, then now and then: a server without requests rests.
 constexpr auto kSpin = std::chrono::milliseconds(20);
@@ -43,6 +44,8 @@ struct Library {
   decltype(&MPI_Comm_free) comm_free = nullptr;
   decltype(&MPI_Comm_set_errhandler) comm_set_errhandler = nullptr;
   decltype(&MPI_Send) send = nullptr;
+  decltype(&MPI_Isend) isend = nullptr;
+  decltype(&MPI_Test) test = nullptr;
   decltype(&MPI_Recv) recv = nullptr;
   decltype(&MPI_Sendrecv) sendrecv = nullptr;
   decltype(&MPI_Iprobe) iprobe = nullptr;
@@ -54,7 +57,8 @@ struct Library {
   MPI_Comm world{};
   MPI_Datatype byte{};
   MPI_Errhandler errors_return{};
-  bool started = false, ended = false;
+  bool started = false, many_threads = false;
+  std::atomic<bool> ended{false};
   int communicators = 0;  // of ours that are there
 
   template <class T>
@@ -80,6 +84,8 @@ struct Library {
     find(comm_free, "MPI_Comm_free");
     find(comm_set_errhandler, "MPI_Comm_set_errhandler");
     find(send, "MPI_Send");
+    find(isend, "MPI_Isend");
+    find(test, "MPI_Test");
     find(recv, "MPI_Recv");
     find(sendrecv, "MPI_Sendrecv");
     find(iprobe, "MPI_Iprobe");
@@ -241,15 +247,61 @@ class MpiCommunicator final : public PointToPoint {
   Traffic traffic_;
 };
 
+// Between all processes of the job, under a tag of their own. What fails is as silent as a rank that hangs.
+class MpiPost final : public Post {
+ public:
+  MpiPost() : mpi_(opened()) {
+    int size = 0;
+    mpi_.check(mpi_.comm_size(mpi_.world, &size), "size");
+    sent_.resize(static_cast<size_t>(size));
+  }
+
+  void send(int to, Note note) override {
+    Sent& last = sent_[static_cast<size_t>(to)];
+    int gone = 1;
+    if (last.request != nullptr) mpi_.test(&last.request, &gone, MPI_STATUS_IGNORE);
+    if (gone == 0) return;
+    last.note = note;
+    mpi_.isend(&last.note, 1, mpi_.byte, to, kNoteTag, mpi_.world, &last.request);
+  }
+
+  std::optional<Note> take(int from) override {
+    int there = 0;
+    int failed = mpi_.iprobe(from, kNoteTag, mpi_.world, &there, MPI_STATUS_IGNORE);
+    if (failed != MPI_SUCCESS || there == 0) return std::nullopt;
+    Note note{};
+    failed = mpi_.recv(&note, 1, mpi_.byte, from, kNoteTag, mpi_.world, MPI_STATUS_IGNORE);
+    return failed == MPI_SUCCESS ? std::optional(note) : std::nullopt;
+  }
+
+ private:
+  struct Sent {
+    MPI_Request request = nullptr;  // none: MPI has done with `note`
+    Note note{};
+  };
+
+  Library& mpi_;
+  std::vector<Sent> sent_;  // by rank; its memory stays where it is
+};
+
 }  // namespace
+
+std::unique_ptr<Post> make_mpi_post() {
+  if (!opened().many_threads) return nullptr;
+  return std::make_unique<MpiPost>();
+}
 
 std::unique_ptr<Communicator> make_mpi_world() {
   Library& mpi = opened();
   if (mpi.started) throw_error(ErrorCode::kInternal, "MPI was started before in this process");
   int provided = 0;
+  // A rank that waits gives its core away: another one, or a thread of one, may want it to get on. mpirun
+  // asks for this only where ranks are more than cores, whatever else runs on these.
+  setenv("OMPI_MCA_mpi_yield_when_idle", "1", /*overwrite=*/0);
   // The engine's thread makes the calls, and the main thread before and after it.
   mpi.check(mpi.init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "init");
   mpi.started = true;
+  mpi.many_threads = provided >= MPI_THREAD_MULTIPLE;
   if (provided < MPI_THREAD_SERIALIZED) {
     throw_error(ErrorCode::kUnsupported, "MPI: thread level {}, expected at least MPI_THREAD_SERIALIZED",
                 provided);
@@ -265,8 +317,7 @@ std::unique_ptr<Communicator> make_mpi_world() {
 
 void abort_mpi(int status) noexcept {
   Library& mpi = library();
-  if (!mpi.started || mpi.ended) return;
-  mpi.ended = true;
+  if (!mpi.started || mpi.ended.exchange(true)) return;
   mpi.abort(mpi.world, status);
 }
 
@@ -289,6 +340,7 @@ namespace millrace::dist {
 std::unique_ptr<Communicator> make_mpi_world() {
   throw_error(ErrorCode::kUnsupported, "this build has no MPI: install libopenmpi-dev and build again");
 }
+std::unique_ptr<Post> make_mpi_post() { return nullptr; }
 void abort_mpi(int /*status*/) noexcept {}
 std::string describe_mpi() { return "none: this build has no MPI"; }
 

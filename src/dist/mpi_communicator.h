@@ -4,6 +4,7 @@
 #pragma once
 
 #include "dist/communicator.h"
+#include "dist/job_watch.h"
 
 namespace millrace::dist {
 
@@ -16,8 +17,12 @@ int launched_rank();
 // there for the others; a rank that fails under way calls abort_mpi instead. Once per process.
 std::unique_ptr<Communicator> make_mpi_world();
 
-// Ends every process of the job, if there is one: for a rank that cannot go on. Returns if MPI was not
-// started.
+// Notes between the processes of the job, from a thread of its own; once make_mpi_world has returned, and
+// until its last communicator goes. None where this MPI takes calls of one thread at a time only.
+std::unique_ptr<Post> make_mpi_post();
+
+// Ends every process of the job, if there is one: for a rank that cannot go on, also from another
+// thread than that which calls MPI. Returns if MPI was not started.
 void abort_mpi(int status) noexcept;
 
 // "Open MPI v4.1.4", or why there is none.

@@ -128,6 +128,8 @@ double Watch::waiting_s() const {
   return since == 0 ? 0.0 : std::max(0.0, static_cast<double>(now_ns() - since) * 1e-9);
 }
 
+bool Watch::moving() const { return waiting_since_ns.load(std::memory_order_relaxed) > now_ns(); }
+
 std::unique_ptr<Communicator> make_watched(std::unique_ptr<Communicator> inner, Watch& watch) {
   std::vector<int32_t> names(static_cast<size_t>(inner->size()));
   std::iota(names.begin(), names.end(), 0);

@@ -22,6 +22,7 @@ struct Watch {
   std::atomic<int64_t> waiting_since_ns{0};    // of the steady clock; 0: no call is under way
 
   double waiting_s() const;  // since the call should have been over; 0 before
+  bool moving() const;       // is there a call, and may its bytes still be on their way?
 };
 
 // `watch` must outlive it. The group has at most kMaxTensorRanks ranks.

@@ -10,12 +10,15 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 
 #include "base/check.h"
 #include "base/error.h"
 #include "base/read_loop.h"
+#include "dist/job_watch.h"
 #include "dist/mpi_communicator.h"
 #include "dist/rank_speeds.h"
+#include "dist/watched_communicator.h"
 #include "engine/available_memory.h"
 #include "engine/checkpoint_identity.h"
 #include "engine/engine_options.h"
@@ -57,9 +60,14 @@ RankGroups::RankGroups(dist::Communicator& all, const dist::Shares& shares) : al
   }
 }
 
-HostPlace place_on_host(dist::Communicator& group) {
+std::string host_name() {
   char host[256] = "";
   gethostname(host, sizeof(host) - 1);
+  return host;
+}
+
+HostPlace place_on_host(dist::Communicator& group) {
+  const std::string host = host_name();
   const std::vector<std::string> hosts = dist::all_gather_text(group, host);
   HostPlace place{0, 0};
   for (int r = 0; r < group.size(); ++r) {
@@ -70,6 +78,54 @@ HostPlace place_on_host(dist::Communicator& group) {
   return place;
 }
 
+namespace {
+
+// The processes of a job, which watch one another until this one leaves it.
+class WatchedJob {
+ public:
+  explicit WatchedJob(std::unique_ptr<dist::Communicator> world)
+      : group_(dist::make_watched(std::move(world), calls_)) {
+    if (std::unique_ptr<dist::Post> post = dist::make_mpi_post()) {
+      watch_ = std::make_unique<dist::JobWatch>(group_->rank(), group_->size(), std::move(post), calls_,
+                                                [this](int rank) { end(rank); });
+    }
+    std::vector<std::string> names =
+        dist::all_gather_text(*group_, fmt::format("process {} on {}", getpid(), host_name()));
+    {
+      const std::lock_guard lock(mutex_);
+      names_ = std::move(names);
+    }
+    dist::measure_links(*group_, calls_);  // what long messages take
+  }
+
+  dist::Communicator& group() { return *group_; }
+
+ private:
+  [[noreturn]] void end(int rank) {
+    std::string name;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!names_.empty()) name = fmt::format(" ({})", names_[static_cast<size_t>(rank)]);
+    }
+    // Not fmt::print, which throws where standard error is closed.
+    std::fputs(fmt::format("millrace: rank {}{} was not heard of for 3 s: it hangs, or a link to it is down; "
+                           "the job ends\n",
+                           rank, name)
+                   .c_str(),
+               stderr);
+    dist::abort_mpi(2);
+    std::_Exit(2);
+  }
+
+  dist::Watch calls_;
+  const std::unique_ptr<dist::Communicator> group_;
+  std::mutex mutex_;
+  std::vector<std::string> names_;         // once everybody has said theirs
+  std::unique_ptr<dist::JobWatch> watch_;  // goes first
+};
+
+}  // namespace
+
 std::shared_ptr<dist::Communicator> job_group(const EngineOptions& options) {
   static std::weak_ptr<dist::Communicator> known;  // MPI is per process
   const int ranks = ranks_of(options);
@@ -79,18 +135,24 @@ std::shared_ptr<dist::Communicator> job_group(const EngineOptions& options) {
                                                   options.tensor_parallel, options.pipeline_parallel)
                              : options.pipeline_parallel > 1 ? fmt::format("--pipeline-parallel {}", ranks)
                                                              : fmt::format("--tensor-parallel {}", ranks);
-  std::shared_ptr<dist::Communicator> group = known.lock();
-  if (group == nullptr) {
-    if (!dist::started_by_mpi()) {
-      throw_error(ErrorCode::kBadInput, "{}: found one process, expected {}: start it with mpirun -n {}",
-                  option, ranks, ranks);
-    }
-    known = group = dist::make_mpi_world();
-  }
-  if (group->size() != ranks) {
-    throw_error(ErrorCode::kBadInput, "{}: mpirun started {} processes, expected {}", option, group->size(),
+  const auto check_size = [&](const dist::Communicator& group) {
+    if (group.size() == ranks) return;
+    throw_error(ErrorCode::kBadInput, "{}: mpirun started {} processes, expected {}", option, group.size(),
                 ranks);
+  };
+  if (std::shared_ptr<dist::Communicator> group = known.lock()) {
+    check_size(*group);
+    return group;
   }
+  if (!dist::started_by_mpi()) {
+    throw_error(ErrorCode::kBadInput, "{}: found one process, expected {}: start it with mpirun -n {}",
+                option, ranks, ranks);
+  }
+  std::unique_ptr<dist::Communicator> world = dist::make_mpi_world();
+  check_size(*world);
+  const auto job = std::make_shared<WatchedJob>(std::move(world));
+  std::shared_ptr<dist::Communicator> group(job, &job->group());
+  known = group;
   return group;
 }
 

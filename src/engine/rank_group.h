@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "dist/communicator.h"
@@ -42,6 +43,7 @@ class RankGroups {
   dist::Communicator *of_stage_ = nullptr, *of_pipeline_ = nullptr;
 };
 
+std::string host_name();  // of this machine
 // Which of the ranks on its host a rank is, and how many those are. Collective.
 struct HostPlace {
   int local_rank = 0, local_ranks = 1;
@@ -53,7 +55,7 @@ dist::Shares shares_of(const EngineOptions& options, int rank, const io::Checkpo
                        const ModelConfig& config);
 
 // The processes that mpirun started, of which there must be as many as the options say. The same group for
-// all who ask at the same time.
+// all who ask at the same time. They watch one another: when one hangs, the job ends (dist/job_watch.h).
 std::shared_ptr<dist::Communicator> job_group(const EngineOptions& options);
 
 // Throws Error for a model that cannot be cut as the options say.

@@ -44,13 +44,7 @@ FrontAddress parse_front(const std::string& front) {
   return address;
 }
 
-std::string host_name() {
-  char name[256] = "";
-  gethostname(name, sizeof(name) - 1);
-  return name;
-}
-
-// What the front has against a rank, which it names.
+// The front has something against this rank, names it and says what: nothing is left to say.
 struct Refused : Error {
   using Error::Error;
 };

@@ -256,6 +256,27 @@ class Mpi(unittest.TestCase):
         self.assertNotEqual(server.returncode, 0)
         self.assertRegex(server.stderr.read(), r"rank|signal")
 
+    def test_a_rank_that_hangs_ends_the_group(self):
+        # While nothing is asked, so that nobody waits for it, and while the others wait for it.
+        for number, asks in ((0, False), (2, True)):
+            server, url = self.serve()
+            victims = [pid for pid in children_of(server.pid) if "millrace" in Path(f"/proc/{pid}/cmdline").read_text()]
+            self.ask(url)
+            os.kill(victims[number], signal.SIGSTOP)
+            began = time.monotonic()
+            if asks:
+                with self.assertRaises(OSError):
+                    self.ask(url)
+            server.wait(timeout=60)
+            print(f"[  figure  ] noticed after {time.monotonic() - began:.1f} s (goal 5)")
+            self.assertEqual(server.returncode, 2)
+            self.assertRegex(server.stderr.read(), rf"millrace: rank {number} \(process {victims[number]} on \S+\) was not heard of "
+                                                   r"for 3 s: it hangs, or a link to it is down; the job ends\n")
+            until = time.monotonic() + 30  # whoever is killed takes a moment to be gone
+            while any(Path(f"/proc/{pid}").exists() for pid in victims):
+                self.assertLess(time.monotonic(), until, "a rank has outlived its group")
+                time.sleep(0.05)
+
 
 def main():
     global MILLRACE
