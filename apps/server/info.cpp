@@ -1,6 +1,7 @@
 // The small endpoints: tokens, templates, health.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "api_error.h"
@@ -112,14 +113,16 @@ std::optional<Hindrance> leaving(Api& api) {
   if (auto why = failed(api)) return why;
   return api.draining() ? std::optional(Hindrance{"draining", "the server is shutting down"}) : std::nullopt;
 }
-// Ranks are lost, and are being started: what is asked meanwhile waits for them.
+// Ranks are lost, and are being started: what is asked meanwhile waits for them, unless another replica has
+// its own.
 std::optional<Hindrance> without_ranks(Api& api) {
   if (auto why = leaving(api)) return why;
-  for (const RankGroupStats& group : api.models().stats().rank_groups) {
-    // Which one, and where, is for those who have a key: /stats.
-    if (!group.up) return Hindrance{"starting ranks", "a rank was lost, and the group is formed anew"};
-  }
-  return std::nullopt;
+  const std::vector<RankGroupStats> groups = api.models().stats().rank_groups;
+  const bool up =
+      std::any_of(groups.begin(), groups.end(), [](const RankGroupStats& group) { return group.up; });
+  if (groups.empty() || up) return std::nullopt;
+  // Which one, and where, is for those who have a key: /stats.
+  return Hindrance{"starting ranks", "a rank was lost, and the group is formed anew"};
 }
 std::optional<Hindrance> hindered(Api& api) {
   if (auto why = without_ranks(api)) return why;

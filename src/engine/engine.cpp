@@ -171,8 +171,12 @@ class Engine::Impl {
     if (!router_) return 0;
     const std::lock_guard lock(router_mutex_);
     std::vector<int64_t> loads;
-    for (const auto& replica : replicas_) loads.push_back(replica->load());
-    return static_cast<size_t>(router_->choose(prompt.keys, loads));
+    std::vector<bool> away;
+    for (const auto& replica : replicas_) {
+      loads.push_back(replica->load());
+      away.push_back(replica->away());
+    }
+    return static_cast<size_t>(router_->choose(prompt.keys, loads, away));
   }
 
   std::atomic<uint64_t> next_id_{1};

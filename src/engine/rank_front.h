@@ -48,6 +48,8 @@ class RankFront {
   void start(const std::function<void()>& tick);
   // Is there a group with all its ranks?
   bool up() const;
+  // One that has loaded the model?
+  bool computing() const { return up() && computes_; }
   // Why the last group has gone.
   std::string loss() const;
   // In the background, as often as it takes: up() says when there is a group again.

@@ -75,6 +75,11 @@ int64_t Replica::load() const {
          recorder_.waiting.load(std::memory_order_relaxed) + static_cast<int64_t>(inbox_->jobs.size());
 }
 
+bool Replica::away() const {
+  const RankFront* front = runtime_->front();
+  return front != nullptr && !front->computing();
+}
+
 std::string Replica::take(std::shared_ptr<Job> job) {
   {
     const std::lock_guard lock(inbox_->mutex);

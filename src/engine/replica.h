@@ -34,6 +34,7 @@ class Replica {
   const Runtime& runtime() const { return *runtime_; }
   const std::shared_ptr<Inbox>& inbox() const { return inbox_; }
   int64_t load() const;  // requests that it has
+  bool away() const;     // its ranks are lost: who it gets waits until there are new ones
   // Empty: it will be answered. Else why not.
   std::string take(std::shared_ptr<Job> job);
   EngineStats stats() const;

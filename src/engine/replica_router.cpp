@@ -9,11 +9,18 @@ namespace millrace {
 ReplicaRouter::ReplicaRouter(int replicas, size_t blocks, int32_t slots)
     : blocks_(std::max<size_t>(1, blocks)), slots_(slots), memories_(static_cast<size_t>(replicas)) {}
 
-int ReplicaRouter::choose(std::span<const kv::BlockKey> keys, std::span<const int64_t> loads) {
-  MILLRACE_CHECK(loads.size() == memories_.size());
-  const auto idlest = static_cast<size_t>(std::min_element(loads.begin(), loads.end()) - loads.begin());
-  size_t best = idlest, most = 0;
+int ReplicaRouter::choose(std::span<const kv::BlockKey> keys, std::span<const int64_t> loads,
+                          const std::vector<bool>& away) {
+  MILLRACE_CHECK(loads.size() == memories_.size() && (away.empty() || away.size() == loads.size()));
+  const bool some_there = std::find(away.begin(), away.end(), false) != away.end();
+  std::vector<size_t> there;
   for (size_t r = 0; r < memories_.size(); ++r) {
+    if (!some_there || !away[r]) there.push_back(r);
+  }
+  const size_t idlest =
+      *std::min_element(there.begin(), there.end(), [&](size_t a, size_t b) { return loads[a] < loads[b]; });
+  size_t best = idlest, most = 0;
+  for (const size_t r : there) {
     size_t known = 0;
     while (known < keys.size() && memories_[r].places.contains(keys[known])) ++known;
     if (known < most || (known == most && loads[r] >= loads[best])) continue;

@@ -18,8 +18,10 @@ class ReplicaRouter {
   // `blocks`: that each replica remembers. `slots`: requests that one computes at the same time.
   ReplicaRouter(int replicas, size_t blocks, int32_t slots);
 
-  // loads[r]: requests that replica r has now. One thread at a time.
-  int choose(std::span<const kv::BlockKey> keys, std::span<const int64_t> loads);
+  // loads[r]: requests that replica r has now. away[r]: its ranks are lost, and it gets nothing while
+  // another's are there; empty: all are there. One thread at a time.
+  int choose(std::span<const kv::BlockKey> keys, std::span<const int64_t> loads,
+             const std::vector<bool>& away = {});
 
  private:
   struct KeyHash {

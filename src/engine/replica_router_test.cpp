@@ -40,6 +40,14 @@ TEST(ReplicaRouter, NobodyWaitsForAPrefixWhileAnotherHasASlot) {
   EXPECT_EQ(router.choose(keys_of({1, 2}), std::vector<int64_t>{5, 6}), 0);  // both are full
 }
 
+TEST(ReplicaRouter, WhoHasLostItsRanksGetsNothingWhileAnotherHasThem) {
+  ReplicaRouter router(3, 100, 4);
+  EXPECT_EQ(router.choose(keys_of({1, 2}), kIdle), 0);
+  EXPECT_EQ(router.choose(keys_of({1, 2, 3}), kIdle, {true, false, false}), 1);
+  EXPECT_EQ(router.choose(keys_of({1, 2, 3}), std::vector<int64_t>{0, 9, 8}, {true, false, true}), 1);
+  EXPECT_EQ(router.choose(keys_of({8}), std::vector<int64_t>{2, 1, 3}, {true, true, true}), 1);  // it waits
+}
+
 TEST(ReplicaRouter, ForgetsTheEndsOfTheOldestFirst) {
   ReplicaRouter router(2, 3, 4);
   EXPECT_EQ(router.choose(keys_of({1, 2, 3}), std::vector<int64_t>{0, 0}), 0);

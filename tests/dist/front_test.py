@@ -679,6 +679,24 @@ class Replicas(unittest.TestCase):
         self.assertEqual([len(group["ranks"]) for group in groups], [2, 2])
         server.wait_restarted(4, 0)
 
+    def test_a_replica_whose_ranks_are_lost_gets_nothing(self):
+        if not HAS_MPI:
+            self.skipTest("no Open MPI")
+        with tempfile.TemporaryDirectory() as folder:
+            launcher, none = (Path(folder) / name for name in ("launch.sh", "none"))
+            launcher.write_text(f'#!/bin/sh\n[ -e {none} ] && exit 1\n'
+                                'exec mpirun --oversubscribe --allow-run-as-root --bind-to none "$@"\n')
+            launcher.chmod(0o755)
+            server, _ = self.check("--tensor-parallel", "2", "--restart", "--launcher", str(launcher))
+            none.touch()
+            os.kill(server.groups()[0]["ranks"][1]["pid"], signal.SIGKILL)
+            server.wait_healthy(lambda found: found == {"up": 2, "wanted": 4, "restarts": 0})
+            self.assertEqual(server.get("/ready")[0], 200)
+            for letter in "abcdefgh":  # prompts that the lost one had are among them
+                self.assertEqual(len(server.ask(prompt=f"{letter * 40} and so on", max_tokens=4)["choices"]), 1)
+            none.unlink()
+            server.wait_healthy(lambda found: found["up"] == 4)
+
 
 def main():
     global MILLRACE, HAS_MPI
