@@ -66,9 +66,10 @@ constexpr const char* kMainFooter =
     "Exit status: 0 done, 1 a fault of the program, 2 bad input or options, 130 interrupted.";
 
 // Ranks of a job often fail alike: rank 0 says why and ends the job, and the others wait for that, so that it
-// is said once. One that fails alone speaks then.
+// is said once. One that fails alone speaks then. Those of millrace serve do not wait, and are not waited
+// for: what all of them would fail of has failed the process that started them.
 void let_rank_zero_speak(int status) {
-  if (dist::launched_rank() == 0) return;
+  if (dist::launched_rank() == 0 || std::getenv("MILLRACE_RANK_KEY") != nullptr) return;
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(3);
   while (std::chrono::steady_clock::now() < until) {
     if (interrupt_flag()) std::_Exit(status);

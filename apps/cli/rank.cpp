@@ -23,8 +23,8 @@ int run(const RankOptions& options) {
     throw_error(ErrorCode::kBadInput,
                 "rank: found no MILLRACE_RANK_KEY, expected millrace serve to start it");
   }
-  run_rank(checked(options.engine), options.front, key);
-  return 0;
+  const bool taken = run_rank(checked(options.engine), options.front, key);
+  return taken ? 0 : 2;  // the front says why
 }
 
 }  // namespace

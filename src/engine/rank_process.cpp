@@ -252,7 +252,7 @@ void compute_for(const FrontAddress& address, const EngineOptions& options, cons
 
 }  // namespace
 
-void run_rank(const EngineOptions& options, const std::string& front, const std::string& key) {
+bool run_rank(const EngineOptions& options, const std::string& front, const std::string& key) {
   // A launcher that is killed takes this process with it, also one that has been stopped.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   std::signal(SIGTERM, SIG_DFL);  // there is nothing to bring to an end: the front has the clients
@@ -263,8 +263,9 @@ void run_rank(const EngineOptions& options, const std::string& front, const std:
   };
   try {
     compute_for(address, options, key);
+    return true;
   } catch (const Refused&) {
-    throw;
+    return false;
   } catch (const Error& error) {
     throw Error(error.code(), named(error.what()));
   } catch (const std::bad_alloc&) {

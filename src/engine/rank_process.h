@@ -10,7 +10,7 @@
 namespace millrace {
 
 // Until the front ends the group; the process ends by itself when the front has gone. `front`: "host:port";
-// `key`: the group's. Throws Error, also with what the front says against this rank.
-void run_rank(const EngineOptions& options, const std::string& front, const std::string& key);
+// `key`: the group's. False: the front has something against this rank, and says it. Throws Error.
+bool run_rank(const EngineOptions& options, const std::string& front, const std::string& key);
 
 }  // namespace millrace

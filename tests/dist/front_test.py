@@ -317,6 +317,26 @@ class Faults(unittest.TestCase):
         self.assertEqual(ask(server), wanted)
         self.assertIn("rank 3", server.groups()[0]["last_loss"])
 
+    @unittest.skipIf(os.environ.get("MILLRACE_SANITIZED"), "sanitizers need the address space")
+    def test_a_rank_that_fails_says_why(self):
+        # The second one has too little memory for its part of the cache, and who is asked to end ends at once.
+        with tempfile.TemporaryDirectory() as folder:
+            launcher = Path(folder) / "launch.sh"
+            launcher.write_text('#!/bin/sh\nshift 2\nmpirun --oversubscribe --allow-run-as-root --bind-to none -n 1 "$@" : '
+                                '-n 1 sh -c \'ulimit -v 1000000; exec "$0" "$@"\' "$@" &\n'
+                                'mpirun=$!\ntrap "kill -9 $mpirun" TERM\nwait $mpirun\n')
+            launcher.chmod(0o755)
+            for _ in range(3):  # on a busy machine what was said may not come through mpirun in time
+                server = Server(self, "--tensor-parallel", "2", "--threads", "1", "--kv-tokens", "8000000", "--launcher",
+                                str(launcher))
+                self.assertIsNone(server.url)
+                self.assertEqual(server.process.wait(timeout=30), 2)
+                said = server.said()
+                if "cannot reserve" in said:
+                    break
+            self.assertRegex(said, r"millrace: rank 1 on \S+: KV cache: cannot reserve \d+ bytes")
+            self.assertRegex(said, r"millrace: rank \d \(process \d+ on \S+\) has gone|launcher ended with status 2")
+
     def test_another_file_is_refused_by_name(self):
         # A launcher that gives the second rank another model.
         with tempfile.TemporaryDirectory() as folder:
