@@ -203,6 +203,10 @@ SharedPlan plan_shared(const SharingOptions& options, const io::Checkpoint& chec
                        const Backend& backend) {
   SharedPlan shared;
   if (options.ranks == 1) return shared;
+  if (options.ranks % options.stages != 0) {
+    throw_error(ErrorCode::kBadInput, "--stages: found {} with --ranks {}, expected a divisor of it",
+                options.stages, options.ranks);
+  }
   if (options.context_parallel) {
     const dist::Shares shares = shares_of(engine, 0, checkpoint, config);
     const int32_t step =
@@ -282,11 +286,8 @@ void add_sharing_options(Command& command, SharingOptions& o) {
       .show_default();
   command.refuse_unless(
       "--stages",
-      [options] {
-        return options->ranks % options->stages == 0 && !options->context_parallel &&
-               !options->pipeline_parallel;
-      },
-      "that --ranks is no multiple of, or with --context-parallel or --pipeline-parallel");
+      [options] { return options->ranks > 1 && !options->context_parallel && !options->pipeline_parallel; },
+      "without --ranks, or with --context-parallel or --pipeline-parallel");
   command.flag("--context-parallel", options->context_parallel,
                "these processes have the whole model each, and a part of every context");
   command.refuse_unless(

@@ -35,6 +35,14 @@ Addresses addresses_of(const std::string& host, uint16_t port, bool listens) {
   return Addresses(list);
 }
 
+bool is_any(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET6) {
+    const in6_addr& own = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+    return std::memcmp(&own, &in6addr_any, sizeof(own)) == 0;
+  }
+  return reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr == htonl(INADDR_ANY);
+}
+
 void set_no_delay(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -136,6 +144,10 @@ Socket listen_on(const std::string& host, uint16_t& port) {
     sockaddr_storage bound{};
     socklen_t length = sizeof(bound);
     getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&bound), &length);
+    if (is_any(bound)) {
+      throw_error(ErrorCode::kBadInput, "found {}, which is every address of this machine, expected one",
+                  host);
+    }
     port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
                                              : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
     return socket;

@@ -50,7 +50,8 @@ class Socket {
 
 inline constexpr size_t kMaxHello = size_t{64} << 10;
 
-// Of an address or a name of this machine; `port` becomes the one that was free. Throws Error{kIo}.
+// Of an address or a name of this machine, which others connect to; `port` becomes the one that was free.
+// Throws Error.
 Socket listen_on(const std::string& host, uint16_t& port);
 // Throws Error{kIo} naming the address. The connection ends when what is sent over it does not arrive for
 // seconds.

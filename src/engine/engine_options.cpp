@@ -162,6 +162,13 @@ class OptionChecker {
                   "{}: found {} {}, expected one process: millrace quantize writes the file first",
                   name("quantize"), name(ranks_option(o_)), ranks_of(o_));
     }
+    if (ranks_of(o_) > 1 && o_.device == "reference") {  // before ranks are started that would say so
+      throw_error(
+          ErrorCode::kUnsupported,
+          "{} reference: found {} ranks that share a model, expected one: the cpu and cuda devices do "
+          "that",
+          name("device"), ranks_of(o_));
+    }
     check_launcher();
   }
 

@@ -40,7 +40,11 @@ std::string name_of(const dist::Hello& hello) {
 RankFront::RankFront(EngineOptions options, Claims claims, std::function<void()> wake)
     : options_(std::move(options)), claims_(std::move(claims)), wake_(std::move(wake)) {
   uint16_t port = 0;
-  listener_ = dist::listen_on(options_.front_address, port);
+  try {
+    listener_ = dist::listen_on(options_.front_address, port);
+  } catch (const Error& error) {
+    throw_error(error.code(), "--front-address: {}", error.what());
+  }
   address_ = fmt::format("{}:{}", options_.front_address, port);
   thread_ = std::thread([this] { run(); });
 }

@@ -127,11 +127,17 @@ void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config,
   const OpFeatures missing = (needed_features(checkpoint, config) | besides) & backend.lacks();
   if (!missing.any()) return;
   if (backend.shares() != nullptr) {
+    bool in_stages = true;  // do they do it?
+    for (const OpFeature of_all_layers :
+         {OpFeature::kHeadSizes, OpFeature::kSharedKeys, OpFeature::kLayerInputs, OpFeature::kExpertNorms}) {
+      in_stages = in_stages && !missing.has(of_all_layers);
+    }
     throw_error(ErrorCode::kUnsupported, "{}: {} needs what ranks with the device {} do not do yet: {}; {}",
                 checkpoint.path(), config.architecture, backend.name(), missing.names(),
-                backend.name() == "cpu"
+                backend.name() != "cpu" ? "use --device cpu"
+                : in_stages
                     ? "expected one process, or --pipeline-parallel where layers do not read one another"
-                    : "use --device cpu");
+                    : "expected one process");
   }
   throw_error(ErrorCode::kUnsupported, "{}: {} needs what {} does not do yet: {}; use --device cpu",
               checkpoint.path(), config.architecture, backend.name(), missing.names());

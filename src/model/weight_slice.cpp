@@ -166,7 +166,9 @@ TensorView slice_weight(const TensorView& view, std::string_view role, const Mod
   std::optional<Cut> cut = cut_of(role);
   if (shares.whole_attention() && (!cut || is_by_heads(*cut))) cut = Cut::kWhole;
   if (!cut) {
-    throw_error(ErrorCode::kUnsupported, "{}: {}: no rule how ranks share {}: run it in one process",
+    throw_error(ErrorCode::kUnsupported,
+                "{}: {}: no rule how ranks share rows of {}: expected one process, or --pipeline-parallel "
+                "where layers do not read one another",
                 view.name, config.architecture, role);
   }
   const auto heads = shares.heads(config.heads, config.kv_heads);

@@ -605,6 +605,11 @@ class PretendedRanks(unittest.TestCase):
         for arguments, said in ((("--context-parallel", "2", "--device", "cuda"), "device cuda: found 2 ranks that share contexts"),
                                 (("--data-parallel", "2", "--device", "cuda"), "found 2 replicas on cuda, expected them on CPUs"),
                                 (("--context-parallel", "2", "--shrink"), "--shrink: found --context-parallel 2, expected none"),
+                                (("--tensor-parallel", "2", "--device", "reference"), "device reference: found 2 ranks"),
+                                (("--tensor-parallel", "2", "--front-address", "0.0.0.0"),
+                                 "--front-address: found 0.0.0.0, which is every address of this machine"),
+                                (("--tensor-parallel", "2", "--front-address", "192.0.2.1"),
+                                 "--front-address: cannot listen on 192.0.2.1"),
                                 (("--context-parallel", "2", "--attention", "sparse"), "contexts are spread over ranks"),
                                 (("--tensor-parallel", "2", "--pipeline-parallel", "9"), "expected at most 16 ranks together"),
                                 (("--tensor-parallel", "2", "--expert-parallel", "--adapter", experts), "adapter of experts")):
