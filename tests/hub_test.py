@@ -332,7 +332,7 @@ class Download(HubTest):
         process = subprocess.Popen([BINARY, "pull", "hf:test/big", "--any"], env=self.environment(), stdin=slave,
                                    stdout=subprocess.PIPE, stderr=slave)
         os.close(slave)
-        shown = read_terminal(master, until=" left")
+        shown = read_terminal(master, until=" left")  # not before the first bytes have come
         hub.release()
         shown += read_terminal(master)
         process.communicate(timeout=TIMEOUT)

@@ -87,8 +87,10 @@ void DownloadProgress::draw(const hub::PullProgress& at) {
     state = "waiting for another download of " + at.file;
   } else if (at.phase == hub::PullProgress::Phase::kChecking) {
     state = "checking " + at.file;
-  } else {
+  } else if (speed > 0) {
     state = fmt::format("{}/s, {} left", human_bytes(static_cast<size_t>(speed)), duration_text(left));
+  } else {
+    state = "0 B/s";
   }
   if (!terminal_) {
     write_stderr(fmt::format("fetching {}: {}, {}\n", at.file, amount, state));
