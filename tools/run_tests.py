@@ -4,6 +4,7 @@
   tools/run_tests.py                        `make test`: the dev build and every functional test
   tools/run_tests.py --check                `make check`: that and everything else but fuzzing
   tools/run_tests.py --rest                 what `make check` adds to `make test`
+  tools/run_tests.py --rest --minutes 60    ... in an hour: a phase that would not be over by then is skipped
   tools/run_tests.py --only format,tidy     some phases
   tools/run_tests.py --only fuzz --fuzz-seconds 60
   tools/run_tests.py --only soak --soak-seconds 3600
@@ -71,6 +72,8 @@ BLACKWELL_SOURCES = (("kernels/cuda/gemm/fp4_tcgen05.cu", "100a"), ("kernels/cud
 AHEAD = ("asan", "tsan", "cross", "cuda", "alone", "tidy")
 # What `make test` neither builds nor runs (IN_BULK in cmake/millrace.cmake), and everything else.
 BULK_TARGETS = ("all", "amx_emulated_test", "*_replay")
+# What phases took on two cores with a warm ccache, and some room (--minutes).
+MINUTES = {"dev": 24, "format": 1, "asan": 20, "tsan": 8, "cross": 5, "cuda": 4, "slow": 20, "alone": 6, "tidy": 5, "soak": 4}
 FETCHERS = (("fetch_model.py", "smollm2"), ("fetch_tokenizers.py",), ("fetch_templates.py",))
 
 
@@ -378,6 +381,7 @@ def main():
     parser.add_argument("--fuzz-seconds", type=int, default=5, help="per fuzz target")
     parser.add_argument("--soak-seconds", type=int, default=180)
     parser.add_argument("--build-only", action="store_true", help="of asan, tsan, cross: no tests")
+    parser.add_argument("--minutes", type=float, help="skip a phase that would not be over by then, and say so")
     arguments = parser.parse_args()
     arguments.ahead = {}
     names = arguments.only.split(",")
@@ -386,13 +390,18 @@ def main():
     # On a new machine this waits for the network for minutes, while the compiler does not.
     arguments.fetching = threading.Thread(target=fetch if "dev" in names else lambda: None, daemon=True)
     arguments.fetching.start()
-    total, rows = Result(), []
+    total, rows, began = Result(), [], time.monotonic()
     for name in names:
         say(f"== {name}")
         start = time.monotonic()
         if name in arguments.ahead:
             arguments.ahead[name].wait()
-        result = PHASES[name](arguments)
+        left = arguments.minutes - (time.monotonic() - began) / 60 if arguments.minutes is not None else None
+        if left is not None and left < MINUTES.get(name, 0):
+            result = skip(f"the phase {name}", f"it takes some {MINUTES[name]} minutes and {max(0, left):.0f} are left",
+                          f"run it by itself: tools/run_tests.py --only {name}")
+        else:
+            result = PHASES[name](arguments)
         total += result
         rows.append(f"{name:8} {time.monotonic() - start:6.0f} s   {result}")
         if name == "dev" and result.failed and not (BUILD / "dev" / "junit.xml").is_file():
