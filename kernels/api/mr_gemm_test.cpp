@@ -370,7 +370,8 @@ TEST(Gemm, AFewRowsOfBf16HaveTheBitsOfManyAtOddSizes) {
     }
     return bits;
   };
-  for (const auto& [n, k] : {std::pair{1, 1}, {63, 33}, {300, 97}, {1031, 543}}) {
+  for (const auto& shape : {std::pair{1, 1}, {63, 33}, {300, 97}, {1031, 543}}) {
+    const int64_t n = shape.first, k = shape.second;  // not bound: clang 14 captures no bindings
     const std::vector<uint16_t> a = values(kMany * (k + 3)), b = values((n + 1) * (k + 1));
     for (const std::string& isa : isas()) {
       const DevicePtr device = open_cpu(isa.c_str(), 1);
