@@ -14,11 +14,13 @@ failed. Every ctest run counts its tests; a check without tests of its own (form
 """
 
 import argparse
+import atexit
 import fnmatch
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -144,12 +146,22 @@ def build_ahead(phase, arguments):
     def build_all():
         for name, done in arguments.ahead.items():
             try:
-                run(["nice", "-n", "10", sys.executable, __file__, "--build-only", "--only", name],
-                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                # A session of its own: what is left of it ends with this program, compilers and all.
+                building = subprocess.Popen(
+                    ["nice", "-n", "10", sys.executable, __file__, "--build-only", "--only", name], cwd=ROOT,
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+                at_end = atexit.register(end_session, building)
+                building.wait()
+                atexit.unregister(at_end)
             finally:
                 done.set()
 
     threading.Thread(target=build_all, daemon=True).start()
+
+
+def end_session(process):
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
 
 
 def ctest(preset, prefix=(), built=None, only=(), **environment):
@@ -394,11 +406,12 @@ def main():
     for name in names:
         say(f"== {name}")
         start = time.monotonic()
-        if name in arguments.ahead:
-            arguments.ahead[name].wait()
-        left = arguments.minutes - (time.monotonic() - began) / 60 if arguments.minutes is not None else None
-        if left is not None and left < MINUTES.get(name, 0):
-            result = skip(f"the phase {name}", f"it takes some {MINUTES[name]} minutes and {max(0, left):.0f} are left",
+        # None: as long as it takes. What is built ahead counts too: this waits for it.
+        left = None if arguments.minutes is None else arguments.minutes - (start - began) / 60
+        room = None if left is None else left - MINUTES.get(name, 0)
+        ahead = arguments.ahead.get(name)
+        if (room is not None and room < 0) or (ahead and not ahead.wait(None if room is None else 60 * room)):
+            result = skip(f"the phase {name}", f"it would not be over within the {max(0, left):.0f} minutes that are left",
                           f"run it by itself: tools/run_tests.py --only {name}")
         else:
             result = PHASES[name](arguments)
