@@ -123,7 +123,16 @@ class Relay(http.server.BaseHTTPRequestHandler):
         pass
 
 
+def say_the_same_everywhere():
+    """AMX's attention has bits of its own, and so small a model then says other things, some of which do not end before a
+    client's limit. With the bits of every other x86 table it says what it says elsewhere."""
+    cpu = Path("/proc/cpuinfo")
+    if cpu.is_file() and " amx_int8" in cpu.read_text():
+        os.environ.setdefault("MILLRACE_ISA", "avx512")
+
+
 def main():
+    say_the_same_everywhere()
     arguments = sys.argv[2:]
     record = arguments[arguments.index("--record") + 1] if "--record" in arguments else None
     names = [name for name in arguments if name not in ("--record", record)]
