@@ -14,6 +14,7 @@
 #include "base/read_loop.h"
 #include "base/thread_pool.h"
 #include "base/topology.h"
+#include "kernels/cpu/matmul/interleave_rows.h"
 #include "kernels/cpu/tables/features.h"
 
 namespace millrace::cpu {
@@ -41,7 +42,7 @@ struct Options {
   int threads = 0;
   int64_t mib = 0;       // beyond the caches
   double seconds = 0.3;  // per figure
-  bool json = false;
+  bool interleaved = false, json = false;
 };
 
 // Seconds of the best of the runs that fit into `budget`, at least two.
@@ -165,8 +166,17 @@ int run(const Options& options) {
         std::find_if(std::begin(kTypes), std::end(kTypes), [&](const Type& t) { return name == t.name; });
     if (type == std::end(kTypes))
       throw_error(ErrorCode::kBadInput, "--types: found \"{}\", expected e.g. mxfp4", name);
+    Type of = *type;
+    if (options.interleaved) {
+      const auto layout = interleaved_layout(type->format, kernels.interleaved_rows);
+      if (!layout || kernels.matmul[static_cast<int>(layout->format)] == nullptr) {
+        throw_error(ErrorCode::kBadInput, "--interleaved: found {}, which {} has no such kernel for", name,
+                    kernels.name);
+      }
+      of.format = layout->format;
+    }
     for (int64_t m : options.rows) {
-      const Figure f = measure(kernels, pool, *type, m, memory.data(), bytes, options.seconds);
+      const Figure f = measure(kernels, pool, of, m, memory.data(), bytes, options.seconds);
       report["products"].push_back({{"type", name},
                                     {"rows", m},
                                     {"bytes_per_s", f.bytes_per_s},
@@ -199,6 +209,7 @@ int main(int argc, char** argv) {
                  "weights to read (default: sixteen times the largest cache, at least 512)")
       ->check(CLI::Range(16, 1 << 20));
   app.add_option("--seconds", options.seconds, "per figure")->check(CLI::Range(0.0, 3600.0));
+  app.add_flag("--interleaved", options.interleaved, "rows interleaved, as the engine's copies are");
   app.add_flag("--json", options.json);
   CLI11_PARSE(app, argc, argv);
   try {

@@ -104,13 +104,17 @@ std::unique_ptr<mr_attention> CpuDevice::make_attention(const mr_attention_confi
 
 size_t CpuDevice::weight_bytes(const TensorView& matrix) const {
   cpu::weight_matrix(matrix);  // throws for types it has no kernels for
+#if defined(__x86_64__)
+  return 0;  // a copy is made anew by callers that know no weights but those of a call
+#else
   return cpu::interleaved_bytes(matrix, kernels_);
+#endif
 }
 
 std::unique_ptr<mr_weight> CpuDevice::make_weight(const TensorView& matrix, void* memory) {
-  return std::make_unique<CpuDeviceWeight>(*this, cpu::interleaved_bytes(matrix, kernels_) > 0
-                                                      ? cpu::interleave(matrix, bytes_at(memory), pool_)
-                                                      : cpu::weight_matrix(matrix));
+  return std::make_unique<CpuDeviceWeight>(
+      *this, weight_bytes(matrix) > 0 ? cpu::interleave(matrix, kernels_, bytes_at(memory), pool_)
+                                      : cpu::weight_matrix(matrix));
 }
 
 size_t CpuDevice::matmul_workspace_bytes(const mr_weight& weight, int64_t rows) const {

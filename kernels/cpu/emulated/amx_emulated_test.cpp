@@ -13,7 +13,9 @@
 #include "kernels/cpu/attention/paged_amx.h"
 #include "kernels/cpu/matmul/gemm_amx_bf16.h"
 #include "kernels/cpu/matmul/gemm_amx_int8.h"
+#include "kernels/cpu/matmul/gemv_interleaved_x86.h"
 #include "kernels/cpu/matmul/gemv_x86.h"
+#include "kernels/cpu/matmul/interleave_rows.h"
 #include "kernels/cpu/matmul/quantize_int8.h"
 #include "kernels/cpu/matmul/quantize_pow2.h"
 #include "kernels/cpu/tables/kernel_table.h"
@@ -112,6 +114,41 @@ void compare_tiles(int64_t cols, int64_t elements, Fix fix) {
 TEST(AmxEmulated, Int8TilesGiveTheBitsOfDecode) {
   compare_tiles<FormatQ8_0>(2880, 32,
                             [](uint8_t* block) { block[1] = static_cast<uint8_t>(0x20 + block[1] % 4); });
+}
+// Of rows that lie interleaved, tiles are packed as vectors read them.
+TEST(AmxEmulated, Int8TilesOfInterleavedRowsGiveTheBitsOfDecode) {
+  std::mt19937 random(5);
+  constexpr int64_t kCols = 352, kBytes = FormatQ4_1::kBlockBytes, kWhole = (kWeightRows + 15) / 16 * 16;
+  const std::vector<uint8_t> plain = weights(kWhole, kCols, 32, kBytes, random, [](uint8_t* block) {
+    for (int i : {1, 3}) block[i] = static_cast<uint8_t>(0x20 + block[i] % 4);
+  });
+  std::vector<uint8_t> together(plain.size());
+  const auto layout = interleaved_layout(Format::kQ4_1, 16);
+  const int64_t row_bytes = kCols / 32 * kBytes;
+  for (int64_t at = 0; at < kWhole / 16 * row_bytes; at += kBytes) {
+    const uint8_t* rows[16];
+    for (int64_t r = 0; r < 16; ++r) {
+      rows[r] = plain.data() + (at / row_bytes * 16 + r) * row_bytes + at % row_bytes;
+    }
+    interleave_block(*layout, rows, 16, together.data() + 16 * at);
+  }
+  const MatrixView w{plain.data(), row_bytes, nullptr, 0, kCols},
+      of_groups{together.data(), row_bytes, nullptr, 0, kCols};
+  const int64_t block_bytes = kCols / kQuantBlock * kBlockSize;
+  for (const int64_t m : {1, 8, 9, 33, 80}) {
+    const ActivationFormats x(m, kCols, random);
+    const Panel tiles = ActivationFormats::panel(x.int8_tiles, block_bytes),
+                blocks = ActivationFormats::panel(x.blocks, block_bytes);
+    for (const int64_t rows : kRowCounts) {
+      std::vector<float> want(static_cast<size_t>(m * rows)), got(want.size());
+      amx_int8_tile_matmul<FormatQ4_1>(w, kFirst, rows, tiles, m, want.data(), rows);
+      amx_int8_tile_matmul<Interleaved<FormatQ4_1>>(of_groups, kFirst, rows, tiles, m, got.data(), rows);
+      ASSERT_EQ(got, want) << m << " rows of activations, " << rows << " of weights";
+      std::fill(got.begin(), got.end(), 0.0f);
+      interleaved_matmul<FormatQ4_1>(of_groups, kFirst, rows, blocks, m, got.data(), rows);
+      ASSERT_EQ(got, want) << m << " rows of activations, " << rows << " of weights";
+    }
+  }
 }
 TEST(AmxEmulated, Int8TilesWithMinimumsGiveTheBitsOfDecode) {
   compare_tiles<FormatQ4_1>(352, 32, [](uint8_t* block) {

@@ -140,6 +140,9 @@ inline __mmask16 _mm512_cmpgt_epu32_mask(__m512i a, __m512i b) {
   for (int i = 0; i < 16; ++i) mask |= static_cast<unsigned>(x.of[i] > y.of[i]) << i;
   return static_cast<__mmask16>(mask);
 }
+inline __mmask16 _mm_cmpeq_epi8_mask(__m128i a, __m128i b) {
+  return static_cast<__mmask16>(_mm_movemask_epi8(_mm_cmpeq_epi8(a, b)));
+}
 inline __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const float* from) {
   emulated::Lanes<float> lanes{};
   for (int i = 0; i < 16; ++i) {

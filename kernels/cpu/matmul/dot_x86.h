@@ -54,7 +54,7 @@ struct RunOfCodes {
       sum[i] = offset_sum<kOffset>(x[i][run]);
       more[i] = zero();
     });
-    unroll<8>([&](auto j) {
+    unroll_constants<8>([&](auto j) {
       const V u = codes(j);
       unroll<kM>([&](auto i) {
         V& to = j % kChains == 0 ? sum[i] : more[i];
@@ -69,7 +69,7 @@ struct RunOfCodes {
                                                     int64_t run, V first, V second, V* sum) {
     unroll<kM>([&](auto i) {
       V a = zero(), b = offset_sum<kOffset>(x[i][run]), offset = a;
-      unroll<4>([&](auto j) {
+      unroll_constants<4>([&](auto j) {
         const V four = four_codes(x[i][run], j);
         a = lane::dot(a, codes(j), four);
         b = lane::dot(b, codes(Index<4 + j>{}), four_codes(x[i][run], 4 + j));
@@ -94,7 +94,7 @@ struct RunOfCodes {
   [[gnu::always_inline]] static void add_products(const Codes& codes, const ActivationBlock* const* x,
                                                   int64_t run, V* sum) {
     V words[kM];
-    unroll<kCount>([&](auto at) {
+    unroll_constants<kCount>([&](auto at) {
       constexpr int j = kFirst + at;
       const V u = codes(Index<j>{});
       unroll<kM>([&](auto i) {
@@ -111,7 +111,7 @@ struct RunOfCodes {
   [[gnu::always_inline]] static void dots(const Codes& codes, const ActivationBlock* const* x, int64_t run,
                                           V* sum) {
     if constexpr (kTogether < 8) unroll<kM>([&](auto i) { sum[i] = zero(); });
-    unroll<8 / kTogether>(
+    unroll_constants<8 / kTogether>(
         [&](auto part) { add_products<part * kTogether, kTogether, kM>(codes, x, run, sum); });
     // Last, for AVX2 has no register to keep it in.
     if constexpr (kOffset != 0)
@@ -124,7 +124,7 @@ struct RunOfCodes {
     unroll<kM>([&](auto i) {
       const ActivationBlock* const row = x[i] + run;
       V words = zero();
-      unroll<4>(
+      unroll_constants<4>(
           [&](auto j) { words = add16(words, multiply_pairs(bytes_of(kOffset), four_codes(*row, j))); });
       const V offset = sum_pairs(words);
       V a = sub32(zero(), offset), b = add32(offset_sum<kOffset>(*row), offset);
@@ -145,7 +145,7 @@ struct RunOfCodes<255, kOffset> {
   template <int kM, class Codes>
   [[gnu::always_inline]] static void dots(const Codes& codes, const ActivationBlock* const* x, int64_t run,
                                           V* sum) {
-    unroll<8>([&](auto j) {
+    unroll_constants<8>([&](auto j) {
       const V code = codes(j), size = magnitude(code);
       const Sign sign = sign_of(code);
       unroll<kM>([&](auto i) {

@@ -14,10 +14,11 @@
 //   kMin                 d * code + m instead
 //   kHalves              a run has an integer scale for each of its halves besides (Q6_K)
 //   kSplit               scales are rows of their own
+//   kEven                blocks are also unpacked from rows evenly apart
+//   kInterleaved         kRows rows lie interleaved, in as many bytes (interleave_rows.h)
 //   kParts               runs that are unpacked together, a group
-//   Block(rows, at)      a stored block of kRows rows, `at` bytes into each; unpack<part, kSigned>(u, group),
-//   in
-//                        order, gives run kParts * group + part
+//   Block(rows, at)      a stored block of kRows rows, `at` bytes into each; unpack<part, kSigned>(u,
+//                        group), in order, gives run kParts * group + part
 //   scales(...)          d (and m) of `runs` runs of kRows rows from run `first` on, as floats [run][kRows]
 #pragma once
 
@@ -79,6 +80,33 @@ template <class Rows>
   t[3] = high_qwords(c, d);
 }
 
+// kRows rows that lie interleaved: `at` bytes into each row are kRows times as many into all of them.
+struct InterleavedRows {
+  const uint8_t* group;
+  InterleavedRows(const uint8_t* const* rows) : group(rows[0]) {}  // NOLINT: in place of pointers to rows
+  explicit InterleavedRows(const uint8_t* at) : group(at) {}
+};
+template <class Rows>
+inline constexpr bool kInterleavedRows = __is_same(Rows, InterleavedRows);
+[[gnu::always_inline]] inline V dwords_of_rows(const InterleavedRows& rows, int64_t at) {
+  return load_bytes(rows.group + kRows * at);
+}
+[[gnu::always_inline]] inline void transpose(const InterleavedRows& rows, int64_t at, V* t) {
+  unroll<4>([&](auto j) { t[j] = dwords_of_rows(rows, at + 4 * j); });
+}
+
+// Four bytes of each row at `at`.
+template <class Rows>
+[[gnu::always_inline]] inline V dwords_of_rows(const Rows& rows, int64_t at) {
+  alignas(64) uint32_t words[kRows];
+  for (int r = 0; r < kRows; ++r) __builtin_memcpy(&words[r], rows[r] + at, 4);
+  return load_bytes(words);
+}
+// One f16 of each row, of rows that lie interleaved.
+[[gnu::always_inline]] inline F halves_at(const uint8_t* p) {
+  return load_halves(reinterpret_cast<const uint16_t*>(p));
+}
+
 inline V low_nibbles(V t) { return bit_and(t, bytes_of(15)); }
 inline V high_nibbles(V t) { return bit_and(shift_right16(t, 4), bytes_of(15)); }
 inline V or_bit4(V u, V bits) { return or_and(u, bits, bytes_of(16)); }
@@ -123,6 +151,13 @@ inline void pairs_of_half_scales(const uint8_t* const* rows, int64_t first, int6
 }
 
 // Q4_Z: d and m = -z d, exact, for d has five bits and z seven.
+[[gnu::always_inline]] inline void zero_point_floats(const uint16_t* words, F* d, F* m) {
+  const V dz = widen_words(words);
+  const V bits = add32(shift_left32(shift_right32(dz, 7), 19), dwords_of(static_cast<int>(q::kQ4ZScaleBias)));
+  *d = as_floats(bits);
+  const F eighths = to_floats(bit_and(dz, dwords_of(127)));
+  *m = multiply(*d, multiply(eighths, all(-0.125f)));
+}
 template <int kBlockBytes>
 inline void zero_point_scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
   alignas(64) uint16_t raw[kPackedRuns][kRows];
@@ -131,22 +166,19 @@ inline void zero_point_scales(const uint8_t* const* rows, int64_t first, int64_t
     for (int64_t b = 0; b < runs; ++b) __builtin_memcpy(&raw[b][r], row + b * kBlockBytes, 2);
   }
   for (int64_t b = 0; b < runs; ++b) {
-    const V dz = widen_words(raw[b]);
-    const V bits =
-        add32(shift_left32(shift_right32(dz, 7), 19), dwords_of(static_cast<int>(q::kQ4ZScaleBias)));
-    const F scale = as_floats(bits);
-    const F eighths = to_floats(bit_and(dz, dwords_of(127)));
+    F scale, min;
+    zero_point_floats(raw[b], &scale, &min);
     store_floats(d + kRows * b, scale);
-    store_floats(m + kRows * b, multiply(scale, multiply(eighths, all(-0.125f))));
+    store_floats(m + kRows * b, min);
   }
 }
 
 // e8m0 bytes to 2^(e - 127) / 2, for codes are twice the e2m1 values. 0 is a subnormal; 255, a NaN, becomes
 // infinity.
-inline void e8m0_floats(const uint8_t* bytes, float* out) {
+[[gnu::always_inline]] inline F e8m0_floats(const uint8_t* bytes) {
   const V bits = shift_left32(widen_bytes(bytes), 23);
   const V e = max_u32(bits, dwords_of(0x00400000));
-  store_floats(out, multiply(as_floats(e), all(0.5f)));
+  return multiply(as_floats(e), all(0.5f));
 }
 
 #if defined(MILLRACE_SIMD_AVX512)
@@ -206,7 +238,7 @@ inline void e8m0_scales(const uint8_t* const* rows, int64_t first, int64_t runs,
 #if defined(MILLRACE_SIMD_AVX512)
   if (runs == kPackedRuns) {
     transpose_scales<kStep>(rows, first * kStep, raw);
-    unroll<kPackedRuns>([&](auto b) { e8m0_floats(raw[b], out + kRows * b); });
+    unroll<kPackedRuns>([&](auto b) { store_floats(out + kRows * b, e8m0_floats(raw[b])); });
     return;
   }
 #endif
@@ -214,17 +246,24 @@ inline void e8m0_scales(const uint8_t* const* rows, int64_t first, int64_t runs,
     const uint8_t* row = rows[r] + first * kStep;
     for (int64_t b = 0; b < runs; ++b) raw[b][r] = row[b * kStep];
   }
-  for (int64_t b = 0; b < runs; ++b) e8m0_floats(raw[b], out + kRows * b);
+  for (int64_t b = 0; b < runs; ++b) store_floats(out + kRows * b, e8m0_floats(raw[b]));
 }
 
 // Q4_K and Q5_K begin with d, dmin and twelve bytes of 6-bit scales and mins: 16 bytes, one transposition.
 // Words: low six bits of scales 0-3, of mins 0-3, then nibbles of both 4-7 with their two high bits on top of
 // the first two words.
-inline void k_scales(const uint8_t* const* rows, int64_t at, float* d, float* m) {
+template <class Rows>
+inline void k_scales(const Rows& rows, int64_t at, float* d, float* m) {
   V t[4];
   transpose(rows, at, t);
-  const F scale = floats_of_low_halves(t[0]);
-  const F min = floats_of_low_halves(shift_right32(t[0], 16));
+  F scale, min;
+  if constexpr (kInterleavedRows<Rows>) {
+    scale = halves_at(rows.group + kRows * at);
+    min = halves_at(rows.group + kRows * (at + 2));
+  } else {
+    scale = floats_of_low_halves(t[0]);
+    min = floats_of_low_halves(shift_right32(t[0], 16));
+  }
   const V six = bytes_of(63), two = bytes_of(0x30);
   const V s[2] = {bit_and(t[1], six), bit_or(low_nibbles(t[3]), bit_and(shift_right16(t[1], 2), two))};
   const V n[2] = {bit_and(t[2], six), bit_or(high_nibbles(t[3]), bit_and(shift_right16(t[2], 2), two))};
@@ -242,7 +281,9 @@ template <class Stored, int kMaxCodeValue, int kOffsetValue = 0>
 struct Plain {
   static constexpr int kBlockBytes = sizeof(Stored), kRuns = 1, kParts = 1, kOffset = kOffsetValue,
                        kMaxCode = kMaxCodeValue;
-  static constexpr bool kMin = false, kHalves = false, kSplit = false;
+  static constexpr bool kMin = false, kHalves = false, kSplit = false, kEven = true, kInterleaved = false;
+  // Those of one block of kRows interleaved rows.
+  [[gnu::always_inline]] static void block_scales(const uint8_t* block, F* d, F*) { *d = halves_at(block); }
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float*) {
     half_scales<kBlockBytes>(rows, 0, first, runs, d);
   }
@@ -250,6 +291,10 @@ struct Plain {
 template <class Stored, int kMaxCode>
 struct WithMin : Plain<Stored, kMaxCode> {
   static constexpr bool kMin = true;
+  [[gnu::always_inline]] static void block_scales(const uint8_t* block, F* d, F* m) {
+    *d = halves_at(block);
+    *m = halves_at(block + 2 * kRows);
+  }
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
     pairs_of_half_scales<sizeof(Stored)>(rows, first, runs, d, m);
   }
@@ -304,6 +349,9 @@ struct FormatQ4_1 : WithMin<q::BlockQ4_1, 15> {
 
 struct FormatQ4_Z : Plain<q::BlockQ4_Z, 15> {
   static constexpr bool kMin = true;
+  [[gnu::always_inline]] static void block_scales(const uint8_t* block, F* d, F* m) {
+    zero_point_floats(reinterpret_cast<const uint16_t*>(block), d, m);
+  }
   template <class Rows>
   using BlockOf = NibbleBlock<Rows, 2, 0>;
   using Block = BlockOf<const uint8_t* const*>;
@@ -313,16 +361,14 @@ struct FormatQ4_Z : Plain<q::BlockQ4_Z, 15> {
 };
 
 // A word of fifth bits before the nibbles: bit i for element i.
-template <int kAt, int kOffset>
+template <class Rows, int kAt, int kOffset>
 struct FiveBitBlock {
-  const uint8_t* const* rows;
+  Rows rows;
   int64_t at;
   template <int, bool kSigned>
   [[gnu::always_inline]] void unpack(V* u, int = 0) {
-    NibbleBlock<const uint8_t* const*, kAt + 4, 0>{rows, at}.open_nibbles(u);
-    alignas(64) uint32_t words[kRows];
-    for (int r = 0; r < kRows; ++r) __builtin_memcpy(&words[r], rows[r] + at + kAt, 4);
-    const V word = load_bytes(words);
+    NibbleBlock<Rows, kAt + 4, 0>{rows, at}.open_nibbles(u);
+    const V word = dwords_of_rows(rows, at + kAt);
     // Byte i of dword r of register j wants bit 4 j + i of its word at its bit 4.
 #if defined(MILLRACE_HAS_AVX512_VBMI)
     // Eight bits of the quadword from bit 4 j + i - 4 on, which may wrap.
@@ -344,17 +390,24 @@ struct FiveBitBlock {
 };
 
 struct FormatQ5_0 : Plain<q::BlockQ5_0, 31, 16> {
-  using Block = FiveBitBlock<2, 16>;
+  static constexpr bool kEven = false;
+  template <class Rows>
+  using BlockOf = FiveBitBlock<Rows, 2, 16>;
+  using Block = BlockOf<const uint8_t* const*>;
 };
 struct FormatQ5_1 : WithMin<q::BlockQ5_1, 31> {
-  using Block = FiveBitBlock<4, 0>;
+  static constexpr bool kEven = false;
+  template <class Rows>
+  using BlockOf = FiveBitBlock<Rows, 4, 0>;
+  using Block = BlockOf<const uint8_t* const*>;
 };
 
 template <class Stored, int kMaxCode>
 struct Super : Plain<Stored, kMaxCode> {
   static constexpr int kRuns = 8, kParts = 2;
   static constexpr bool kMin = true;
-  static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
+  template <class Rows>
+  static void scales(const Rows& rows, int64_t first, int64_t runs, float* d, float* m) {
     for (int64_t i = 0; i < runs; i += 8) {
       k_scales(rows, (first + i) / 8 * sizeof(Stored), d + kRows * i, m + kRows * i);
     }
@@ -363,31 +416,36 @@ struct Super : Plain<Stored, kMaxCode> {
 
 // Runs 2 i and 2 i + 1 are the low and high nibbles of the same 32 bytes.
 struct FormatQ4_K : Super<q::BlockQ4_K, 15> {
-  struct Block {
-    const uint8_t* const* rows;
+  template <class Rows>
+  struct BlockOf {
+    Rows rows;
     int64_t at;
     V t[8];
-    Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
+    BlockOf(const Rows& from, int64_t offset) : rows(from), at(offset) {}
     template <int kPart, bool>
     [[gnu::always_inline]] void unpack(V* u, int group) {
+      take<kPart>(group);
+      unroll<8>([&](auto j) { u[j] = kPart == 0 ? low_nibbles(t[j]) : high_nibbles(t[j]); });
+    }
+    template <int kPart>
+    [[gnu::always_inline]] void take(int group) {
       if constexpr (kPart == 0) {
         transpose(rows, at + 16 + 32 * group, t);
         transpose(rows, at + 32 + 32 * group, t + 4);
-        unroll<8>([&](auto j) { u[j] = low_nibbles(t[j]); });
-      } else {
-        unroll<8>([&](auto j) { u[j] = high_nibbles(t[j]); });
       }
     }
   };
+  using Block = BlockOf<const uint8_t* const*>;
 };
 
 // Bit s of byte i of `high` is the fifth bit of element i of run s.
 struct FormatQ5_K : Super<q::BlockQ5_K, 31> {
-  struct Block {
-    const uint8_t* const* rows;
+  template <class Rows>
+  struct BlockOf {
+    Rows rows;
     int64_t at;
     V t[8], h[8];
-    Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
+    BlockOf(const Rows& from, int64_t offset) : rows(from), at(offset) {}
     template <int kPart, bool>
     [[gnu::always_inline]] void unpack(V* u, int group) {
       if (kPart == 0 && group == 0) {
@@ -407,6 +465,7 @@ struct FormatQ5_K : Super<q::BlockQ5_K, 31> {
       });
     }
   };
+  using Block = BlockOf<const uint8_t* const*>;
 };
 
 // Half g of a block: run 4 g + r has its low bits in nibble r / 2 of low[64 g + 32 (r % 2) + i] and its high
@@ -414,17 +473,23 @@ struct FormatQ5_K : Super<q::BlockQ5_K, 31> {
 struct FormatQ6_K : Plain<q::BlockQ6_K, 63, 32> {
   static constexpr int kRuns = 8, kParts = 4;
   static constexpr bool kHalves = true;
-  static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float*) {
+  template <class Rows>
+  static void scales(const Rows& rows, int64_t first, int64_t runs, float* d, float*) {
     for (int64_t i = 0; i < runs; i += 8) {
-      half_scales<kBlockBytes>(rows, 208, (first + i) / 8, 1, d + kRows * i);
+      if constexpr (kInterleavedRows<Rows>) {
+        store_floats(d + kRows * i, halves_at(rows.group + kRows * ((first + i) / 8 * kBlockBytes + 208)));
+      } else {
+        half_scales<kBlockBytes>(rows, 208, (first + i) / 8, 1, d + kRows * i);
+      }
       for (int64_t s = 1; s < 8; ++s) store_floats(d + kRows * (i + s), load_floats(d + kRows * i));
     }
   }
-  struct Block {
-    const uint8_t* const* rows;
+  template <class Rows>
+  struct BlockOf {
+    Rows rows;
     int64_t at;
     V t[16], h[8];
-    Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
+    BlockOf(const Rows& from, int64_t offset) : rows(from), at(offset) {}
     template <int kPart, bool kSigned>
     [[gnu::always_inline]] void unpack(V* u, int group) {
       if constexpr (kPart == 0) {
@@ -448,6 +513,7 @@ struct FormatQ6_K : Plain<q::BlockQ6_K, 63, 32> {
     }
     [[gnu::always_inline]] void load_half_scales(V* scales) const { transpose(rows, at + 192, scales); }
   };
+  using Block = BlockOf<const uint8_t* const*>;
 };
 
 // The signed table holds twice the e2m1 values, the unsigned one 12 more.
@@ -482,6 +548,7 @@ inline V look_up_in_order(V table, V t) {
 #endif
 
 struct FormatMXFP4 : Plain<q::BlockMXFP4, 24, 12> {
+  [[gnu::always_inline]] static void block_scales(const uint8_t* block, F* d, F*) { *d = e8m0_floats(block); }
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float*) {
     e8m0_scales<kBlockBytes>(rows, first, runs, d);
   }
@@ -505,7 +572,7 @@ struct FormatMXFP4 : Plain<q::BlockMXFP4, 24, 12> {
 
 // Elements 2 i and 2 i + 1 share byte i: four bits apart, all eight of a dword in order.
 struct FormatMXFP4Split : Plain<q::BlockMXFP4Split, 24, 12> {
-  static constexpr bool kSplit = true;
+  static constexpr bool kSplit = true, kEven = false;
   static void scales(const uint8_t* const* scale_rows, int64_t first, int64_t runs, float* d, float*) {
     e8m0_scales<1>(scale_rows, first, runs, d);
   }
@@ -530,7 +597,7 @@ template <class Format, bool kWrittenOut, class F>
 [[gnu::always_inline]] inline void each_run(F run) {
   constexpr int kGroups = Format::kRuns / Format::kParts;
   const auto group = [&](int g) __attribute__((always_inline)) {
-    unroll<Format::kParts>([&](auto part) __attribute__((always_inline)) { run(part, g); });
+    unroll_constants<Format::kParts>([&](auto part) __attribute__((always_inline)) { run(part, g); });
   };
   if constexpr (kWrittenOut) {
     unroll<kGroups>([&](auto g) __attribute__((always_inline)) { group(g); });

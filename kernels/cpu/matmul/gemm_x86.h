@@ -46,21 +46,27 @@ template <class Format>
 using PackedForTiles = PackedGroup<Format::kHalves ? 2 : 1, Format::kMin, 255, 128, true>;
 
 // Prefetches the next chunk of the rows, to the second-level cache, a few rows at every step: what lies
-// behind it in a row is prefetched with the next chunk.
+// behind it in a row is prefetched with the next chunk. kRows rows that are interleaved have theirs together.
 struct ChunkPrefetch {
   const uint8_t* at;
   int64_t apart, rows, bytes, per_step;  // per_step: rows
-  ChunkPrefetch(const MatrixView& w, int64_t row, int64_t num_rows, int64_t byte, int64_t chunk_bytes,
-                int64_t steps)
-      : at(w.data + row * w.row_bytes + byte),
-        apart(w.row_bytes),
+  int64_t in_group = 0, group_apart = 0;
+  ChunkPrefetch(const MatrixView& w, bool interleaved, int64_t row, int64_t num_rows, int64_t byte,
+                int64_t chunk_bytes, int64_t steps)
+      : at(w.data + row * w.row_bytes + (interleaved ? kRows : 1) * byte),
+        apart(interleaved ? chunk_bytes : w.row_bytes),
         rows(num_rows),
         bytes(chunk_bytes),
-        per_step((num_rows + steps - 1) / steps) {}
+        per_step((num_rows + steps - 1) / steps),
+        group_apart(interleaved ? kRows * (w.row_bytes - chunk_bytes) : 0) {}
   void prefetch() {
     for (int64_t r = 0; r < per_step && rows > 0; ++r, --rows, at += apart) {
       for (int64_t line = 0; line < bytes + 64; line += 64) {
         _mm_prefetch(reinterpret_cast<const char*>(at + line), _MM_HINT_T1);
+      }
+      if (++in_group == kRows) {
+        at += group_apart;
+        in_group = 0;
       }
     }
   }
@@ -174,31 +180,38 @@ template <class P>
 using MultiplyFn = void (*)(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
                             ChunkPrefetch& ahead);
 
-// Up to 64 rows of weights by up to kPassRows rows of activations.
+// Up to 64 rows of weights by up to kPassRows rows of activations. The outputs of the first `skip` rows, less
+// than kRows, are nobody's: interleaved rows are packed as they lie together.
 template <class Format, class P>
-void packed_pass(const MatrixView& w, int64_t row, int64_t num_rows, int64_t rows_after, bool first_pass,
-                 const Panel& x, int64_t num_m, float* out, int64_t out_stride, PackedRows<P>& packed,
-                 MultiplyFn<P> multiply) {
+void packed_pass(const MatrixView& w, int64_t row, int64_t num_rows, int64_t skip, int64_t rows_after,
+                 bool first_pass, const Panel& x, int64_t num_m, float* out, int64_t out_stride,
+                 PackedRows<P>& packed, MultiplyFn<P> multiply) {
   const int64_t runs = w.cols / kQuantBlock, steps = (num_m + 15) / 16;
   constexpr int64_t kChunkRowBytes = kPackedRuns / Format::kRuns * Format::kBlockBytes;
   RowPointers rows[kGroups];
   packed.count = (num_rows + kRows - 1) / kRows;
   for (int64_t g = 0; g < packed.count; ++g)
     point_at<Format>(w, row + kRows * g, num_rows - kRows * g, rows[g]);
-  if (first_pass) ChunkPrefetch(w, row, num_rows, 0, kChunkRowBytes, 1).prefetch();
+  constexpr bool kInterleaved = Format::kInterleaved;
+  if (first_pass) ChunkPrefetch(w, kInterleaved, row, num_rows, 0, kChunkRowBytes, 1).prefetch();
   for (int64_t at = 0; at < runs; at += kPackedRuns) {
     const int64_t count = runs - at < kPackedRuns ? runs - at : kPackedRuns;
     for (int64_t g = 0; g < packed.count; ++g) pack_chunk<Format>(rows[g], at, count, packed.groups[g]);
     const bool more = at + kPackedRuns < runs;  // else the next rows' first chunk
     const int64_t next = more ? num_rows : rows_after < kRows * kGroups ? rows_after : kRows * kGroups;
-    ChunkPrefetch ahead(w, more ? row : row + num_rows, next,
+    ChunkPrefetch ahead(w, kInterleaved, more ? row : row + num_rows, next,
                         more ? (at + kPackedRuns) / Format::kRuns * Format::kBlockBytes : 0, kChunkRowBytes,
                         steps);
     multiply(packed, at, count, x, num_m, ahead);
   }
   for (int64_t g = 0; g < packed.count; ++g) {
     for (int64_t m = 0; m < num_m; ++m) {
-      store_rows(out + m * out_stride + kRows * g, load_floats(packed.sums[g][m]), num_rows - kRows * g);
+      float* const to = out + m * out_stride + kRows * g;
+      if (kInterleaved && skip > kRows * g) {
+        store_lanes(to, load_floats(packed.sums[g][m]), skip, num_rows < kRows ? num_rows : kRows);
+      } else {
+        store_rows(to, load_floats(packed.sums[g][m]), num_rows - kRows * g);
+      }
     }
   }
 }
@@ -207,6 +220,7 @@ template <class Format, class P>
 void packed_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
                    float* out, int64_t out_stride, MultiplyFn<P> multiply) {
   PackedRows<P> packed;
+  const int64_t skip = Format::kInterleaved ? first % kRows : 0;
   for (int64_t m = 0; m < num_m; m += kPassRows) {
     Panel part = x;
     if (x.index != nullptr) {
@@ -215,10 +229,10 @@ void packed_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const P
       part.data += m * x.row_bytes;
     }
     const int64_t count_m = num_m - m < kPassRows ? num_m - m : kPassRows;
-    for (int64_t r = 0; r < num_rows; r += kRows * kGroups) {
+    for (int64_t r = -skip; r < num_rows; r += kRows * kGroups) {
       const int64_t count = num_rows - r < kRows * kGroups ? num_rows - r : kRows * kGroups;
-      packed_pass<Format>(w, first + r, count, num_rows - r - count, r == 0 && m == 0, part, count_m,
-                          out + m * out_stride + r, out_stride, packed, multiply);
+      packed_pass<Format>(w, first + r, count, r < 0 ? -r : 0, num_rows - r - count, r <= 0 && m == 0, part,
+                          count_m, out + m * out_stride + r, out_stride, packed, multiply);
     }
   }
 }

@@ -291,6 +291,7 @@ void interleaved_matmul(const MatrixView& w, int64_t first, int64_t num_rows, co
 }
 
 inline void put_interleaved(KernelTable& table) {
+  table.interleaved_rows = 4;
   table.matmul[static_cast<int>(Format::kInterleavedQ4_K)] = interleaved_matmul<InterleavedQ4_K>;
   table.matmul[static_cast<int>(Format::kInterleavedQ5_K)] = interleaved_matmul<InterleavedQ5_K>;
   table.matmul[static_cast<int>(Format::kInterleavedQ6_K)] = interleaved_matmul<InterleavedQ6_K>;

@@ -74,6 +74,12 @@ inline void point_at(const MatrixView& w, int64_t row, int64_t count, RowPointer
     p.scales[r] = Format::kSplit ? w.scales + at * w.scale_row_bytes : p.codes[r];
   }
 }
+// Of interleaved rows the first is where all of them begin.
+template <class Format>
+requires Format::kInterleaved inline void point_at(const MatrixView& w, int64_t row, int64_t,
+                                                   RowPointers& p) {
+  p.codes[0] = p.scales[0] = w.data + row * w.row_bytes;
+}
 
 // The first rows of a call were prefetched by nobody: they do it themselves, a little ahead.
 template <class Format>
@@ -134,12 +140,6 @@ template <class Format, int kPart, int kM, class Block>
   add_scaled<Format::kMin, kM>(sum, d, m, x, run, acc);
 }
 
-// Formats whose blocks are unpacked from rows that are evenly apart.
-template <class Format>
-concept Even = requires {
-  typename Format::template BlockOf<EvenRows>;
-};
-
 // The runs of a chunk by kM rows of activations, for formats with a block per run.
 template <class Format, int kM>
 [[gnu::always_inline]] inline void multiply_chunk(const RowPointers& rows, bool even, int64_t first,
@@ -152,7 +152,7 @@ template <class Format, int kM>
     multiply_run<Format, 0, kM>(block, 0, nullptr, d + kRows * i, m + (Format::kMin ? kRows * i : 0), x,
                                 first + i, acc);
   };
-  if constexpr (Even<Format>) {
+  if constexpr (Format::kEven) {
     if (even) {
       const uint8_t* const base = rows.codes[0] + first * Format::kBlockBytes;
       const int64_t apart = rows.codes[1] - rows.codes[0];
@@ -218,7 +218,7 @@ void gemv(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, 
     };
     int64_t m = 0;
     for (; m + kMaxGemvRows <= num_m; m += kMaxGemvRows) pass(Index<kMaxGemvRows>{}, m);
-    unroll<kMaxGemvRows>([&](auto size) {
+    unroll_constants<kMaxGemvRows>([&](auto size) {
       if constexpr (size > 0) {
         if (num_m - m == size) pass(size, m);
       }

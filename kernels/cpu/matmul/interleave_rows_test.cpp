@@ -1,8 +1,9 @@
-// Products with weights of four interleaved rows: to the bit those of the scalar table with the same weights
+// Products with weights of interleaved rows: to the bit those of the scalar table with the same weights
 // where they lie, for rows that begin and end anywhere, few and many activation rows, rows longer than a
 // pass.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -17,15 +18,16 @@ namespace {
 
 struct Kind {
   const char* name;
-  Format format, interleaved;
-  int64_t block_bytes;
-  int64_t half_at[2];  // where f16 scales lie
-  void (*pack)(const uint8_t* const* rows, uint8_t* to);
+  Format format;
+  int64_t elements, block_bytes;
+  std::vector<int64_t> halves;  // where f16 scales lie
 };
-constexpr Kind kKinds[] = {
-    {"q4_k", Format::kQ4_K, Format::kInterleavedQ4_K, 144, {0, 2}, interleave_block_q4_k},
-    {"q5_k", Format::kQ5_K, Format::kInterleavedQ5_K, 176, {0, 2}, interleave_block_q5_k},
-    {"q6_k", Format::kQ6_K, Format::kInterleavedQ6_K, 210, {208, 208}, interleave_block_q6_k},
+const Kind kKinds[] = {
+    {"q8_0", Format::kQ8_0, 32, 34, {0}},      {"q4_0", Format::kQ4_0, 32, 18, {0}},
+    {"q4_1", Format::kQ4_1, 32, 20, {0, 2}},   {"q5_0", Format::kQ5_0, 32, 22, {0}},
+    {"q5_1", Format::kQ5_1, 32, 24, {0, 2}},   {"q4_z", Format::kQ4_Z, 32, 18, {}},
+    {"mxfp4", Format::kMXFP4, 32, 17, {}},     {"q4_k", Format::kQ4_K, 256, 144, {0, 2}},
+    {"q5_k", Format::kQ5_K, 256, 176, {0, 2}}, {"q6_k", Format::kQ6_K, 256, 210, {208}},
 };
 
 // Random bytes, with scales that are numbers; some large and some subnormal.
@@ -33,7 +35,8 @@ std::vector<uint8_t> random_blocks(std::mt19937& random, const Kind& kind, int64
   std::vector<uint8_t> bytes(static_cast<size_t>(blocks * kind.block_bytes));
   for (uint8_t& b : bytes) b = static_cast<uint8_t>(random());
   for (int64_t b = 0; b < blocks; ++b) {
-    for (const int64_t at : kind.half_at) {
+    if (kind.format == Format::kMXFP4) bytes[static_cast<size_t>(b * kind.block_bytes)] &= 0x7f;
+    for (const int64_t at : kind.halves) {
       auto half = static_cast<uint16_t>(random() & 0xbfffu);  // below 2 either way
       if (b % 7 == 3) half = 0x7bff;                          // the largest
       if (b % 7 == 5) half = 0x0001;                          // the smallest
@@ -43,25 +46,34 @@ std::vector<uint8_t> random_blocks(std::mt19937& random, const Kind& kind, int64
   return bytes;
 }
 
-std::vector<uint8_t> interleave(const Kind& kind, const std::vector<uint8_t>& bytes, int64_t rows,
-                                int64_t blocks) {
-  std::vector<uint8_t> to(bytes.size());
-  for (int64_t i = 0; i < rows / 4 * blocks; ++i) {
-    const int64_t four = i / blocks, b = i % blocks;
-    const uint8_t* at[4];
-    for (int64_t r = 0; r < 4; ++r) {
-      at[r] = bytes.data() + ((4 * four + r) * blocks + b) * kind.block_bytes;
+// The last row repeated where rows are missing.
+std::vector<uint8_t> interleave(const InterleavedLayout& layout, const Kind& kind,
+                                const std::vector<uint8_t>& bytes, int64_t rows, int64_t blocks,
+                                int64_t together) {
+  const int64_t groups = (rows + together - 1) / together;
+  std::vector<uint8_t> to(static_cast<size_t>(groups * together * blocks * kind.block_bytes));
+  for (int64_t i = 0; i < groups * blocks; ++i) {
+    const int64_t group = i / blocks, b = i % blocks;
+    std::vector<const uint8_t*> at;
+    for (int64_t r = 0; r < together; ++r) {
+      const int64_t row = std::min(together * group + r, rows - 1);
+      at.push_back(bytes.data() + (row * blocks + b) * kind.block_bytes);
     }
-    kind.pack(at, to.data() + 4 * (four * blocks + b) * kind.block_bytes);
+    interleave_block(layout, at.data(), together, to.data() + together * i * kind.block_bytes);
   }
   return to;
 }
 
 void compare(const KernelTable& table, const Kind& kind, int64_t rows, int64_t cols, int64_t num_m) {
   std::mt19937 random(static_cast<uint32_t>(rows * 31 + cols * 7 + num_m));
-  const int64_t blocks = cols / 256, row_bytes = blocks * kind.block_bytes;
+  const auto layout = interleaved_layout(kind.format, table.interleaved_rows);
+  ASSERT_TRUE(layout);
+  const auto interleaved = static_cast<int>(layout->format);
+  if (table.matmul[interleaved] == nullptr) return;
+  const int64_t blocks = cols / kind.elements, row_bytes = blocks * kind.block_bytes;
   const std::vector<uint8_t> plain = random_blocks(random, kind, rows * blocks);
-  const std::vector<uint8_t> fours = interleave(kind, plain, rows, blocks);
+  const std::vector<uint8_t> together =
+      interleave(*layout, kind, plain, rows, blocks, table.interleaved_rows);
   std::uniform_real_distribution<float> values(-3.0f, 3.0f);
   std::vector<float> x(static_cast<size_t>(num_m * cols));
   for (float& v : x) v = values(random);
@@ -69,18 +81,35 @@ void compare(const KernelTable& table, const Kind& kind, int64_t rows, int64_t c
   scalar_table().quantize_int8(x.data(), static_cast<int64_t>(x.size()), activations.data());
   const Panel panel{reinterpret_cast<const uint8_t*>(activations.data()),
                     cols / kQuantBlock * static_cast<int64_t>(sizeof(ActivationBlock)), nullptr};
+  std::vector<Int8Tile> int8_tiles;
+  if (table.quantize_int8_tile != nullptr) {
+    int8_tiles.resize(static_cast<size_t>((num_m + kTileHeight - 1) / kTileHeight * cols / kQuantBlock));
+    for (int64_t m = 0; m < num_m; ++m) {
+      const int64_t group = m / kTileHeight * kTileHeight;
+      table.quantize_int8_tile(x.data() + m * cols, cols, int8_tiles.data() + group / kTileHeight * cols / 32,
+                               m - group, std::min(kTileHeight, num_m - group));
+    }
+  }
+  const Panel tiles{reinterpret_cast<const uint8_t*>(int8_tiles.data()), panel.row_bytes, nullptr};
   for (const int64_t first : {int64_t{0}, int64_t{1}, int64_t{4}, int64_t{7}}) {
-    for (const int64_t count : {int64_t{1}, int64_t{2}, int64_t{6}, rows - first}) {
+    for (const int64_t count : {int64_t{1}, int64_t{2}, int64_t{6}, int64_t{33}, rows - first}) {
       if (first + count > rows) continue;
       std::vector<float> want(static_cast<size_t>(num_m * count)), got(want.size() + 4, -7.0f);
       scalar_table().matmul[static_cast<int>(kind.format)]({plain.data(), row_bytes, nullptr, 0, cols}, first,
                                                            count, panel, num_m, want.data(), count);
-      table.matmul[static_cast<int>(kind.interleaved)]({fours.data(), row_bytes, nullptr, 0, cols}, first,
-                                                       count, panel, num_m, got.data(), count);
-      ASSERT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)), 0)
-          << table.name << " " << kind.name << " rows " << first << " + " << count << " of " << cols
-          << " columns, " << num_m << " activation rows";
-      for (size_t i = want.size(); i < got.size(); ++i) ASSERT_EQ(got[i], -7.0f) << "written past the end";
+      const auto same = [&](const char* what) {
+        ASSERT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)), 0)
+            << table.name << " " << kind.name << " rows " << first << " + " << count << " of " << cols
+            << " columns, " << num_m << " activation rows " << what;
+        for (size_t i = want.size(); i < got.size(); ++i) ASSERT_EQ(got[i], -7.0f) << "written past the end";
+      };
+      const MatrixView w{together.data(), row_bytes, nullptr, 0, cols};
+      table.matmul[interleaved](w, first, count, panel, num_m, got.data(), count);
+      same("as blocks");
+      if (table.int8_tile_matmul[interleaved] == nullptr || ::testing::Test::HasFatalFailure()) continue;
+      std::fill_n(got.begin(), want.size(), 0.0f);
+      table.int8_tile_matmul[interleaved](w, first, count, tiles, num_m, got.data(), count);
+      same("as tiles");
     }
   }
 }
@@ -88,14 +117,18 @@ void compare(const KernelTable& table, const Kind& kind, int64_t rows, int64_t c
 TEST(Interleaved, SameBitsAsWhereTheyLie) {
   int tables = 0;
   for (const KernelTable* table : runnable_tables()) {
-    if (table->matmul[static_cast<int>(Format::kInterleavedQ4_K)] == nullptr) continue;
+    if (table->interleaved_rows == 0) continue;
     ++tables;
     for (const Kind& kind : kKinds) {
-      for (const int64_t num_m : {1, 2, 3, 4, 7, 8, 11, 12, 13, 21, 64})
+      for (const int64_t num_m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 21, 64})
         compare(*table, kind, 20, 768, num_m);
+      for (const int64_t num_m : {1, 3, 17, 300}) compare(*table, kind, 83, 256, num_m);
+      if (kind.elements == 32) compare(*table, kind, 83, 11 * 32, 1);
+      if (kind.elements == 32) compare(*table, kind, 83, 11 * 32, 19);
       compare(*table, kind, 8, 256, 1);
       compare(*table, kind, 12, 16384 + 512, 1);  // more than a pass of 512 runs
       compare(*table, kind, 12, 16384 + 512, 14);
+      if (::testing::Test::HasFatalFailure()) return;
     }
   }
   if (tables == 0) GTEST_SKIP() << "no table of this processor has kernels for interleaved rows";

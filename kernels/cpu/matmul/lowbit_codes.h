@@ -269,7 +269,7 @@ template <LowbitFormat kFormat, int kGroups, class Body>
       words[g] = LowbitCodes::load(codes + 4 * kLanes * g);
       __builtin_prefetch(codes + 4 * kLanes * g + kAhead, 0, 2);
     });
-    unroll<kLowbitEight>([&](auto j) __attribute__((always_inline)) {
+    unroll_constants<kLowbitEight>([&](auto j) __attribute__((always_inline)) {
       V16 column[kGroups];
       unroll<kGroups>([&](auto g) __attribute__((always_inline)) {
         column[g] = weights[g].template column<j>(words[g]);

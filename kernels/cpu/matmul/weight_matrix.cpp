@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/check.h"
 #include "base/error.h"
 #include "kernels/cpu/matmul/interleave_rows.h"
 
 namespace millrace::cpu {
 namespace {
 
-constexpr int64_t kFoursPerTask = 16;  // that a thread interleaves at a time
+constexpr int64_t kGroupsPerTask = 16;  // of interleaved rows, that a thread makes at a time
+constexpr int64_t kMostInterleaved = 16;
 
 std::optional<Format> format_of(DType type) {
   switch (type) {
@@ -69,15 +71,11 @@ std::optional<Format> format_of(DType type) {
   return std::nullopt;
 }
 
-struct Interleaving {
-  Format format;
-  void (*block)(const uint8_t* const* rows, uint8_t* to);
-};
-std::optional<Interleaving> interleaving_of(DType type) {
-  if (type == DType::kQ4_K) return Interleaving{Format::kInterleavedQ4_K, interleave_block_q4_k};
-  if (type == DType::kQ5_K) return Interleaving{Format::kInterleavedQ5_K, interleave_block_q5_k};
-  if (type == DType::kQ6_K) return Interleaving{Format::kInterleavedQ6_K, interleave_block_q6_k};
-  return std::nullopt;
+std::optional<InterleavedLayout> layout_of(DType type, const KernelTable& kernels) {
+  const std::optional<Format> format = format_of(type);
+  if (!format || kernels.interleaved_rows == 0) return std::nullopt;
+  const auto layout = interleaved_layout(*format, kernels.interleaved_rows);
+  return layout && kernels.matmul[static_cast<int>(layout->format)] != nullptr ? layout : std::nullopt;
 }
 
 int64_t whole_row_bytes(const TensorView& view) {
@@ -119,32 +117,32 @@ WeightMatrix weight_matrix(const TensorView& view) {
 }
 
 size_t interleaved_bytes(const TensorView& view, const KernelTable& kernels) {
-  const std::optional<Interleaving> interleaving = interleaving_of(view.type);
-  if (view.scales.data != nullptr) return 0;
-  if (!interleaving || kernels.matmul[static_cast<int>(interleaving->format)] == nullptr) return 0;
-  return static_cast<size_t>((view.rows() + 3) / 4 * 4 * whole_row_bytes(view));
+  if (view.scales.data != nullptr || !layout_of(view.type, kernels)) return 0;
+  const int64_t together = kernels.interleaved_rows;
+  return static_cast<size_t>((view.rows() + together - 1) / together * together * whole_row_bytes(view));
 }
 
 // The last row is repeated where rows are missing.
-WeightMatrix interleave(const TensorView& view, uint8_t* to, ThreadPool& pool) {
+WeightMatrix interleave(const TensorView& view, const KernelTable& kernels, uint8_t* to, ThreadPool& pool) {
   WeightMatrix weight = weight_matrix(view);
-  const Interleaving interleaving = *interleaving_of(view.type);
-  const int64_t rows = view.rows(), row_bytes = whole_row_bytes(view), fours = (rows + 3) / 4;
+  const InterleavedLayout layout = *layout_of(view.type, kernels);
+  const int64_t rows = view.rows(), row_bytes = whole_row_bytes(view), together = kernels.interleaved_rows;
   const int64_t blocks = view.cols() / info(view.type).block_elements, block_bytes = row_bytes / blocks;
   const auto* from = reinterpret_cast<const uint8_t*>(view.data);
-  pool.parallel_for(fours, kFoursPerTask, [&](int64_t begin, int64_t end, int) {
-    for (int64_t four = begin; four < end; ++four) {
+  MILLRACE_CHECK(together <= kMostInterleaved);
+  pool.parallel_for((rows + together - 1) / together, kGroupsPerTask, [&](int64_t begin, int64_t end, int) {
+    const uint8_t* at[kMostInterleaved];
+    for (int64_t group = begin; group < end; ++group) {
+      for (int64_t r = 0; r < together; ++r) {
+        at[r] = from + view.data_row(std::min(together * group + r, rows - 1)) * view.row_stride_bytes;
+      }
       for (int64_t b = 0; b < blocks; ++b) {
-        const uint8_t* at[4];
-        for (int64_t r = 0; r < 4; ++r) {
-          at[r] = from + view.data_row(std::min(4 * four + r, rows - 1)) * view.row_stride_bytes +
-                  b * block_bytes;
-        }
-        interleaving.block(at, to + 4 * (four * row_bytes + b * block_bytes));
+        interleave_block(layout, at, together, to + together * (group * row_bytes + b * block_bytes));
+        for (int64_t r = 0; r < together; ++r) at[r] += block_bytes;
       }
     }
   });
-  weight.format = interleaving.format;
+  weight.format = layout.format;
   weight.matrix = {to, row_bytes, nullptr, 0, view.cols()};
   weight.expert_rows = weight.rows;
   return weight;

@@ -1,4 +1,4 @@
-// Weights as CPU products read them: a matrix where it lies (in a file's layout), or with four rows
+// Weights as CPU products read them: a matrix where it lies (in a file's layout), or with a few rows
 // interleaved where the table has kernels for that.
 #pragma once
 
@@ -33,11 +33,11 @@ struct LinearWeights {
 // a kernel, rows of broken blocks, or a grid of scales that kernels do not read.
 WeightMatrix weight_matrix(const TensorView& view);
 
-// Bytes of the same matrix with four rows interleaved; 0: the table has no kernels for that.
+// Bytes of the same matrix with rows interleaved; 0: the table has no kernels for that.
 size_t interleaved_bytes(const TensorView& view, const KernelTable& kernels);
 // Interleaves all experts' rows into `to`, which must outlive the result; the view is then read no more by
 // products, only where rows are looked up.
-WeightMatrix interleave(const TensorView& view, uint8_t* to, ThreadPool& pool);
+WeightMatrix interleave(const TensorView& view, const KernelTable& kernels, uint8_t* to, ThreadPool& pool);
 
 // The first rows that a kernel dequantizes together, from `row` of an expert on, as what a thread multiplies
 // next. prefetched: the first rows of the product before that.

@@ -90,6 +90,10 @@ inline __mmask16 first_lanes(int64_t count) {
 }
 // The first `count` rows.
 inline void store_rows(float* p, F x, int64_t count) { _mm512_mask_storeu_ps(p, first_lanes(count), x); }
+// Rows [begin, end), row r to p[r]; p may lie before what is written.
+inline void store_lanes(float* p, F x, int64_t begin, int64_t end) {
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>(first_lanes(end) & ~first_lanes(begin)), x);
+}
 
 #else
 
@@ -168,6 +172,12 @@ inline void store_rows(float* p, F x, int64_t count) {
   const V row = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const V wanted = dwords_of(static_cast<int32_t>(count < kRows ? count : kRows));
   _mm256_maskstore_ps(p, _mm256_cmpgt_epi32(wanted, row), x);
+}
+inline void store_lanes(float* p, F x, int64_t begin, int64_t end) {
+  const V row = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const V before = dwords_of(static_cast<int32_t>(begin)), past = dwords_of(static_cast<int32_t>(end));
+  _mm256_maskstore_ps(p, _mm256_andnot_si256(_mm256_cmpgt_epi32(before, row), _mm256_cmpgt_epi32(past, row)),
+                      x);
 }
 
 #endif

@@ -38,9 +38,11 @@ void put_paged_attention(KernelTable& table);
 void put_flash_attention(KernelTable& table);
 void put_dense_products(KernelTable& table);
 void put_int8_products(KernelTable& table);
+void put_interleaved_products(KernelTable& table);
 }  // namespace avx2
 namespace avx_vnni {
 void put_int8_products(KernelTable& table);
+void put_interleaved_products(KernelTable& table);
 }  // namespace avx_vnni
 namespace avx512_bw {
 void put_rows(KernelTable& table);
@@ -48,13 +50,16 @@ void put_paged_attention(KernelTable& table);
 void put_flash_attention(KernelTable& table);
 void put_dense_products(KernelTable& table);
 void put_int8_products(KernelTable& table);
+void put_interleaved_products(KernelTable& table);
 }  // namespace avx512_bw
 namespace avx512_vnni {
 void put_int8_products(KernelTable& table);
+void put_interleaved_products(KernelTable& table);
 }  // namespace avx512_vnni
 namespace avx512 {
 void put_rows(KernelTable& table);
 void put_int8_products(KernelTable& table);
+void put_interleaved_products(KernelTable& table);
 void put_tile_attention(KernelTable& table);
 void put_tile_dense(KernelTable& table);
 void put_tile_products(KernelTable& table);

@@ -76,6 +76,7 @@ const KernelTable& avx2_table() {
     avx2::put_flash_attention(t);
     avx2::put_dense_products(t);
     avx2::put_int8_products(t);
+    avx2::put_interleaved_products(t);
     return t;
   }();
   return table;
@@ -85,6 +86,7 @@ const KernelTable& avx_vnni_table() {
   static const KernelTable table = [] {
     KernelTable t = named(avx2_table(), "avx_vnni");
     avx_vnni::put_int8_products(t);
+    avx_vnni::put_interleaved_products(t);
     return t;
   }();
   return table;
@@ -98,6 +100,7 @@ const KernelTable& avx512_bw_table() {
     avx512_bw::put_flash_attention(t);
     avx512_bw::put_dense_products(t);
     avx512_bw::put_int8_products(t);
+    avx512_bw::put_interleaved_products(t);
     t.set_heads_per_split(KvType::kInt8, 4);  // runs of 4,352 bytes of heads of 64 dimensions
     return t;
   }();
@@ -108,6 +111,7 @@ const KernelTable& avx512_vnni_table() {
   static const KernelTable table = [] {
     KernelTable t = named(avx512_bw_table(), "avx512_vnni");
     avx512_vnni::put_int8_products(t);
+    avx512_vnni::put_interleaved_products(t);
     return t;
   }();
   return table;
@@ -118,6 +122,7 @@ const KernelTable& avx512_table() {
     KernelTable t = named(avx512_vnni_table(), "avx512");
     avx512::put_rows(t);
     avx512::put_int8_products(t);
+    avx512::put_interleaved_products(t);
     return t;
   }();
   return table;

@@ -33,7 +33,7 @@ constexpr size_t kOfAll = offsetof(KernelTable, rows_per_pass) / sizeof(uint64_t
 TEST(KernelTables, HaveEveryKernelThatScalarHas) {
   const Words scalar = words_of(scalar_table());
   for (size_t i = 0; i < kOfAll; ++i) {
-    const bool interleaved = is_matmul(i, Format::kInterleavedQ4_K, Format::kInterleavedQ6_K);
+    const bool interleaved = is_matmul(i, Format::kInterleavedQ4_K, Format::kInterleavedMXFP4);
     EXPECT_EQ(scalar[i] == 0, interleaved) << "word " << i;
   }
   for (const KernelTable* table : runnable_tables()) {
@@ -51,7 +51,8 @@ TEST(KernelTables, OfWiderVectorsShareNothingWithNarrowerOnes) {
     if (name != "neon" && name != "avx2" && name != "avx512_bw") continue;
     const Words words = words_of(*table), others = words_of(*narrower);
     for (size_t i = 0; i < kOfAll; ++i) {
-      const bool none = is_matmul(i, Format::kInterleavedQ4_K, Format::kInterleavedQ6_K);
+      const bool none =
+          table->interleaved_rows == 0 && is_matmul(i, Format::kInterleavedQ4_K, Format::kInterleavedMXFP4);
       const bool without_lanes = name == "avx512_bw" && is_matmul(i, Format::kIQ4_NL, Format::kQ2_K);
       EXPECT_EQ(words[i] == others[i], none || without_lanes) << name << ", word " << i;
     }

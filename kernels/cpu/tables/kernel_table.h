@@ -63,11 +63,18 @@ enum class Format : int {
   kIQ4_XS,
   kQ3_K,
   kQ2_K,  // int8 activations
-  // The same with four rows interleaved (matmul/interleave_rows.h), with kernels where that is faster: they
-  // are null elsewhere.
+  // The same with interleaved_rows rows interleaved (matmul/interleave_rows.h), with kernels where that is
+  // faster: they are null elsewhere.
   kInterleavedQ4_K,
   kInterleavedQ5_K,
   kInterleavedQ6_K,
+  kInterleavedQ8_0,
+  kInterleavedQ4_0,
+  kInterleavedQ4_1,
+  kInterleavedQ5_0,
+  kInterleavedQ5_1,
+  kInterleavedQ4_Z,
+  kInterleavedMXFP4,
   kCount,
 };
 
@@ -313,6 +320,9 @@ struct KernelTable {
   // within the second-level cache of every machine we know. A table that repacks weights wants as many as
   // there are.
   int64_t rows_per_pass = 64;
+
+  // Rows of weights that lie together in interleaved formats; 0: the table has none.
+  int64_t interleaved_rows = 0;
 
   // GEMM over activations in int8 tiles, the same numbers as `matmul` gives; and activations [cols] to row
   // `row` of the tiles [cols / 32] of a group of `height` rows.

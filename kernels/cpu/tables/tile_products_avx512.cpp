@@ -4,6 +4,7 @@
 #include "kernels/cpu/matmul/gathered_scales.h"
 #include "kernels/cpu/matmul/gemm_amx_bf16.h"
 #include "kernels/cpu/matmul/gemm_amx_int8.h"
+#include "kernels/cpu/matmul/gemv_interleaved_x86.h"
 #include "kernels/cpu/matmul/quantize_pow2.h"
 #include "kernels/cpu/tables/isa_parts.h"
 #include "kernels/cpu/tables/isa_tables.h"
@@ -47,7 +48,17 @@ void put_tile_products(KernelTable& table) {
   put_int8_tiles<FormatQ5_K, Format::kQ5_K>(table);
   put_int8_tiles<FormatQ6_K, Format::kQ6_K>(table);
   put_int8_tiles<FormatQ4_Z, Format::kQ4_Z>(table);
+  put_int8_tiles<Interleaved<FormatQ8_0>, Format::kInterleavedQ8_0>(table);
+  put_int8_tiles<Interleaved<FormatQ4_0>, Format::kInterleavedQ4_0>(table);
+  put_int8_tiles<Interleaved<FormatQ4_1>, Format::kInterleavedQ4_1>(table);
+  put_int8_tiles<Interleaved<FormatQ5_0>, Format::kInterleavedQ5_0>(table);
+  put_int8_tiles<Interleaved<FormatQ5_1>, Format::kInterleavedQ5_1>(table);
+  put_int8_tiles<Interleaved<FormatQ4_K>, Format::kInterleavedQ4_K>(table);
+  put_int8_tiles<Interleaved<FormatQ5_K>, Format::kInterleavedQ5_K>(table);
+  put_int8_tiles<Interleaved<FormatQ6_K>, Format::kInterleavedQ6_K>(table);
+  put_int8_tiles<Interleaved<FormatQ4_Z>, Format::kInterleavedQ4_Z>(table);
   put_bf16_tiles<FormatMXFP4, Format::kMXFP4>(table);
+  table.matmul[static_cast<int>(Format::kInterleavedMXFP4)] = nullptr;  // tiles would have to read them too
   put_bf16_tiles<FormatMXFP4Split, Format::kMXFP4Split>(table);
   table.quantize_int8_tile = quantize_int8_tile;
   table.quantize_pow2 = quantize_pow2;

@@ -142,17 +142,22 @@ class CpuBackend final : public Backend {
   const size_t max_copies_;  // a third of the memory: ranks of one machine share it
   ThreadPool pool_;
   cpu::ReadAhead read_ahead_;
-  // Less what is held already: the file itself may be in memory too. Copies that only spare walks of the page
-  // table are worth less of it, and a part of a node's rows stays on its node.
+  // Less what is held already: the file itself may be in memory too. Where kernels are nearly as quick
+  // without, copies are worth less of it, and a part of a node's rows stays on its node.
   cpu::CopyLimits limits(size_t held) const {
     const auto left = [&](size_t most) { return held < most ? most - held : 0; };
-    return {left(max_copies_), huge_pages_ && pool_.nodes() == 1 ? left(max_copies_ / 3) : 0};
+#if defined(__x86_64__)
+    const size_t most = pool_.nodes() == 1 ? left(max_copies_ / 3) : 0;
+    return {most, huge_pages_ ? most : 0};
+#else
+    return {left(max_copies_), 0};  // huge pages alone: not measured
+#endif
   }
-  cpu::CopyMemory copies_{max_copies_ / 3};
 #if defined(__x86_64__)
   const bool huge_pages_ = cpu::has_huge_pages();
+  cpu::CopyMemory copies_{max_copies_ / 3};
 #else
-  static constexpr bool huge_pages_ = false;  // not measured
+  cpu::CopyMemory copies_{max_copies_};
 #endif
   size_t held_ = 0;
 };

@@ -64,14 +64,13 @@ WeightPtr load(const TensorView& view, WeightUse use, const KernelTable& kernels
   const Held held = held_copy(view, use, kernels, limits);
   if (held.bytes == 0) return weight;
   weight->copied = use == WeightUse::kMatrix;  // rows of an embedding are looked up where they lie
+  const CopyMemory::Piece piece = memory.take(held.bytes);
+  weight->copy = piece.pages;
   if (held.interleaved) {
-    weight->interleaved = std::make_unique<Pages>(held.bytes, "interleaved weights");
-    weight->matrix = interleave(view, weight->interleaved->data(), pool);
+    weight->matrix = interleave(view, kernels, piece.data, pool);
     return weight;
   }
-  const CopyMemory::Piece piece = memory.take(held.bytes);
   copy_rows(view, piece.data, pool);
-  weight->copy = piece.pages;
   weight->matrix.matrix.data = piece.data;
   weight->matrix.matrix.row_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
   weight->matrix.expert_rows = weight->matrix.rows;

@@ -1,5 +1,5 @@
-// A weight as the cpu backend holds it: matrices where they lie in the file, with four rows interleaved where
-// the table has kernels for that, or copied into huge pages; vectors as float32.
+// A weight as the cpu backend holds it: matrices where they lie in the file, or copied into huge pages, with
+// a few rows interleaved where the table has kernels for that; vectors as float32.
 #pragma once
 
 #include <memory>
@@ -15,9 +15,8 @@ namespace millrace::cpu {
 
 struct CpuWeight final : Weight {
   WeightMatrix matrix;
-  std::vector<float> values;           // of a vector
-  std::unique_ptr<Pages> interleaved;  // what `matrix` points to, if its rows were interleaved
-  std::shared_ptr<Pages> copy;         // or if they were copied
+  std::vector<float> values;    // of a vector
+  std::shared_ptr<Pages> copy;  // what `matrix` points to, if it was copied
 };
 
 inline const CpuWeight& own(const Weight& weight) { return static_cast<const CpuWeight&>(weight); }
@@ -37,7 +36,7 @@ NormWeights weights_of(const Norm& op);
 struct CopyLimits {
   size_t interleaved = 0, plain = 0;
 };
-// Bytes beyond the mapping: of a vector, or of a matrix that is interleaved or copied.
+// Bytes beyond the mapping: of a vector, or of a matrix that is copied.
 size_t held_bytes(const TensorView& view, WeightUse use, const KernelTable& kernels,
                   const CopyLimits& limits);
 WeightPtr load(const TensorView& view, WeightUse use, const KernelTable& kernels, const CopyLimits& limits,
