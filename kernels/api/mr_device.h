@@ -17,7 +17,7 @@ namespace millrace::api {
 // What the workspace of a backward pass of linear attention depends on.
 struct LinearBackwardShape {
   enum class Rule { kGatedDelta, kSelectiveScan, kWkv7 } rule;
-  int32_t sequences, heads, key_dim, value_dim;
+  int32_t sequences, key_heads, heads, key_dim, value_dim;
   int64_t longest;  // tokens of a sequence
 };
 

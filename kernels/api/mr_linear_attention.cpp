@@ -196,9 +196,9 @@ using Rule = LinearBackwardShape::Rule;
 
 // On a device whose memory the host does not read the longest sequence is what the caller says.
 template <class Forward>
-LinearBackwardShape backward_shape(const mr_device& device, Rule rule, const Forward& args, int32_t heads,
-                                   int32_t key_dim, int32_t value_dim) {
-  LinearBackwardShape shape{rule, args.sequences, heads, key_dim, value_dim, 0};
+LinearBackwardShape backward_shape(const mr_device& device, Rule rule, const Forward& args, int32_t key_heads,
+                                   int32_t heads, int32_t key_dim, int32_t value_dim) {
+  LinearBackwardShape shape{rule, args.sequences, key_heads, heads, key_dim, value_dim, 0};
   if (!device.has_host_memory()) shape.longest = args.most_tokens;
   for (int32_t s = 0; device.has_host_memory() && s < args.sequences; ++s)
     shape.longest = std::max<int64_t>(shape.longest, args.cu_seqlens[s + 1] - args.cu_seqlens[s]);
@@ -206,13 +206,13 @@ LinearBackwardShape backward_shape(const mr_device& device, Rule rule, const For
 }
 
 LinearBackwardShape shape_of(const mr_device& device, const mr_gated_delta_args& a) {
-  return backward_shape(device, Rule::kGatedDelta, a, a.value_heads, a.key_dim, a.value_dim);
+  return backward_shape(device, Rule::kGatedDelta, a, a.key_heads, a.value_heads, a.key_dim, a.value_dim);
 }
 LinearBackwardShape shape_of(const mr_device& device, const mr_selective_scan_args& a) {
-  return backward_shape(device, Rule::kSelectiveScan, a, a.heads, a.state_dim, a.head_dim);
+  return backward_shape(device, Rule::kSelectiveScan, a, a.groups, a.heads, a.state_dim, a.head_dim);
 }
 LinearBackwardShape shape_of(const mr_device& device, const mr_wkv7_args& a) {
-  return backward_shape(device, Rule::kWkv7, a, a.heads, a.key_dim, a.value_dim);
+  return backward_shape(device, Rule::kWkv7, a, a.heads, a.heads, a.key_dim, a.value_dim);
 }
 
 [[noreturn]] void only_on_cpus(const char* what) {

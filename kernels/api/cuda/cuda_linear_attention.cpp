@@ -59,7 +59,8 @@ cuda::LinearBackward backward_of(const LinearBackwardShape& shape) {
   cuda::LinearBackward op;
   op.delta = shape.rule == LinearBackwardShape::Rule::kGatedDelta;
   op.sequences = shape.sequences;
-  op.heads = op.key_heads = shape.heads;
+  op.key_heads = shape.key_heads;
+  op.heads = shape.heads;
   op.key_dim = shape.key_dim;
   op.value_dim = shape.value_dim;
   op.most_tokens = static_cast<int32_t>(shape.longest);
@@ -70,10 +71,10 @@ template <class Args>
 cuda::LinearBackward backward_of(LinearBackwardShape::Rule rule, const Args& args, const Heads& s,
                                  void* workspace) {
   const auto& f = args.forward;
-  cuda::LinearBackward op = backward_of({rule, f.sequences, s.heads, s.key_dim, s.value_dim, f.most_tokens});
+  cuda::LinearBackward op =
+      backward_of({rule, f.sequences, s.key_heads, s.heads, s.key_dim, s.value_dim, f.most_tokens});
   op.initial = f.initial_state;
   op.row_starts = f.cu_seqlens;
-  op.key_heads = s.key_heads;
   op.d_out = args.d_out;
   op.d_final = args.d_final_state;
   op.d_initial = args.d_initial_state;
@@ -127,7 +128,7 @@ size_t CudaDevice::linear_backward_workspace_bytes(const LinearBackwardShape& sh
     throw_error(ErrorCode::kUnsupported,
                 "gradients of linear attention: {} chunks of {} heads, expected at most {} of each", chunks,
                 shape.heads, UINT16_MAX);
-  return cuda::linear_backward_floats(backward_of(shape)) * sizeof(float);
+  return cuda::linear_backward_floats(backward_of(shape), device_) * sizeof(float);
 }
 
 void CudaDevice::gated_delta_backward(const mr_gated_delta_backward_args& args, void* workspace,

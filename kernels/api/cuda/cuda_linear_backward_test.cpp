@@ -1,6 +1,7 @@
 // Gradients of linear attention on a GPU against the same calls on a CPU, which adds in double (and is
 // compared with central differences and torch, mr_linear_backward_test.cpp); the same bits each time; what is
-// refused. Operands are rounded to TF32: a term of a sum is off by 2^-10 of itself. Needs a GPU.
+// refused. Operands are rounded to bf16 where there are warpgroup products, to TF32 elsewhere: a term of a
+// sum is off by 2^-8 of itself at most. Needs a GPU.
 #include <map>
 
 #include "kernels/api/cuda/linear_test_support.h"
@@ -17,7 +18,15 @@ const std::vector<GradientCase> kGradientCases = {{1, 1, 1, 1, {1}},
                                                   {1, 3, 33, 5, {64, 128, 63}},
                                                   {2, 4, 128, 128, {300, 1, 129}},
                                                   {1, 5, 128, 64, {257}},
-                                                  {4, 4, 64, 128, {65}}};
+                                                  {4, 4, 64, 128, {65}},
+                                                  {1, 2, 128, 128, {63, 64, 65, 1000}},
+                                                  {1, 9, 64, 64, {0, 192, 66}},
+                                                  // So many heads that a CTA of the chains has two strips.
+                                                  {1, 70, 128, 128, {260}},
+                                                  {1, 70, 64, 128, {260}}};
+
+// Of the largest of an array; 1e-2 was seen of sums over all tokens.
+constexpr double kAllowed = 2e-2;
 
 using Gradients = std::map<std::string, std::vector<float>>;
 
@@ -142,7 +151,7 @@ TEST(CudaLinearBackward, AsOnTheCpuAndTheSameBitsEachTime) {
         };
         const std::string what = (delta ? "delta, keys " : "scan, keys ") + std::to_string(c.key_dim);
         const Gradients cpu = gradients("cpu"), gpu = gradients("cuda");
-        for (const auto& [name, want] : cpu) expect_close(gpu.at(name), want, 5e-3, what + ", d" + name);
+        for (const auto& [name, want] : cpu) expect_close(gpu.at(name), want, kAllowed, what + ", d" + name);
         EXPECT_EQ(gradients("cuda"), gpu) << what;
       }
     }

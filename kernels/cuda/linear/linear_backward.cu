@@ -331,14 +331,17 @@ void launch_backward_of(const LinearBackward& op, const Launch& at) {
 
 }  // namespace
 
-size_t linear_backward_floats(const LinearBackward& op) {
-  return static_cast<size_t>(backward_places(op).end);
+size_t linear_backward_floats(const LinearBackward& op, const Device& device) {
+  return device.has_wgmma() ? warpgroup_backward_floats(op) : static_cast<size_t>(backward_places(op).end);
 }
 
 void launch_linear_backward(const LinearBackward& op, const Launch& at) {
   if (op.sequences > 0) {
     MILLRACE_CHECK(op.most_tokens > 0 && op.key_dim <= kMaxBackwardDim && op.value_dim <= kMaxBackwardDim);
     MILLRACE_CHECK(op.sequences * backward_places(op).chunks <= 65535 && op.heads <= 65535);
+  }
+  if (at.device.has_wgmma()) return launch_warpgroup_backward(op, at);
+  if (op.sequences > 0) {
     if (op.key_dim <= 64) {
       op.value_dim <= 64 ? launch_backward_of<64, 64>(op, at) : launch_backward_of<64, 128>(op, at);
     } else {

@@ -44,10 +44,15 @@ struct LinearBackward {
 
 // Of each chunk and head two states, two matrices of 64 x value_dim, and with the delta rule one more and one
 // of 64 x 64.
-size_t linear_backward_floats(const LinearBackward& op);
+size_t linear_backward_floats(const LinearBackward& op, const Device& device);
 
-// Five kernels: what chunks need of themselves; states forwards; gradients of states backwards; the gradients
-// of each chunk; sums over tokens. Products are of TF32, sums float32 in one order.
+// Where there are warpgroup products launch_warpgroup_backward; else five kernels: what chunks need of
+// themselves; states forwards; gradients of states backwards; the gradients of each chunk; sums over tokens.
+// Products are of TF32, sums float32 in one order.
 void launch_linear_backward(const LinearBackward& op, const Launch& at);
+
+// The same for GPUs with warpgroup products: of bf16.
+size_t warpgroup_backward_floats(const LinearBackward& op);
+void launch_warpgroup_backward(const LinearBackward& op, const Launch& at);
 
 }  // namespace millrace::cuda
