@@ -401,17 +401,21 @@ def check_backward(torch, library, case, runs):
         x = d_out_rows(b)
         x.copy_(torch.randn(x.shape, device="cuda"))
     want = [[], [], []]
-    want_sinks = None
+    want_sinks, sinks_noise = None, 0
     for b in range(run.batch):
         q, k, v = (rows(b).double().requires_grad_() for rows in (run.q_rows, run.k_rows, run.v_rows))
         sinks = run.sinks.double().requires_grad_() if case.sinks else None
-        out, _ = oracle(torch, q, k, v, run.problem.scale, case.softcap, run.seen(b), sinks)
+        out, lse = oracle(torch, q, k, v, run.problem.scale, case.softcap, run.seen(b), sinks)
         out.backward(torch.nan_to_num(d_out_rows(b).double()))
         for i, x in enumerate((q, k, v)):
             want[i].append(x.grad if x.grad is not None else torch.zeros_like(x))
         if case.sinks:
             d_sinks = sinks.grad if sinks.grad is not None else torch.zeros_like(sinks)
             want_sinks = d_sinks if want_sinks is None else want_sinks + d_sinks
+            # Of dO . O, whose O was rounded: what is left where rows cancel.
+            share = torch.exp(sinks[:, None] - lse).detach()[..., None]
+            terms = share * out.detach() * torch.nan_to_num(d_out_rows(b).double())
+            sinks_noise = sinks_noise + terms.square().sum((1, 2))
     bound = 1.5e-2 if case.dtype == "bf16" else 3e-3
     faults = []
     for deterministic in (1, 0):
@@ -446,15 +450,21 @@ def check_backward(torch, library, case, runs):
                 faults.append(f"{mode} {name} written past a row or a sequence")
         if case.sinks:
             error = float((got_sinks.double() - want_sinks).abs().max() / want_sinks.abs().max().clamp_min(1e-2))
-            if not error <= bound:
+            noise = (2.0**-9 if case.dtype == "bf16" else 2.0**-12) * sinks_noise.sqrt()
+            if not bool(((got_sinks.double() - want_sinks).abs() <=
+                         bound * want_sinks.abs().max().clamp_min(1e-2) + 4 * noise).all()):
                 faults.append(f"{mode} dSink: {error:.2e}")
     return "; ".join(faults[:3]) or None
 
 
 def backward_cases():
     for case in forward_cases():
-        if case.layout != "paged" and max(case.dims) <= 128 and not case.sparse:
+        if case.layout != "paged" and max(case.dims) <= 128:
             yield case
+    # Long lists, and blocks that nobody lists.
+    for n, (block, d) in enumerate(itertools.product([(64, 64), (64, 128), (128, 64), (128, 128)], [64, 128])):
+        yield Case(dims=(d, d), dtype=("bf16", "f16")[n % 2], heads=((4, 2), (3, 3))[n % 2], lens=((5000, 4500),),
+                   right=(-1, 0)[n // 2 % 2], sinks=n % 3 == 0, sparse=(*block, (0.1, 0.02)[n % 2]), seed=n)
 
 
 def forward_cases():
@@ -483,6 +493,13 @@ def forward_cases():
         yield Case(dims=d, lens=((1500, 1500),) * 3, heads=(16, 4), right=0, sinks=True, seed=5)
         yield Case("ragged", dims=d, lens=((700, 700), (0, 3), (1900, 2000), (33, 900)), heads=(8, 8), seed=6)
     yield Case(lens=((200, 200),), scale=-0.1)
+    # Windows of which a tile's keys are one tile, or few: from every alignment, cut at both ends.
+    shapes = [((1000, 1000),) * 2, ((37, 501),), ((500, 132),), ((600, 0),), ((40, 40),), ((1000, 1003),)]
+    for n, (heads, (left, right), lens) in enumerate(itertools.product(
+            [(64, 8), (16, 4), (4, 2)], [(127, 0), (100, 27), (64, 20), (3, 3), (1023, 0)], shapes)):
+        yield Case(("bshd", "bhsd", "ragged")[n % 3], dims=(64, 64), dtype=("bf16", "f16")[n % 2], heads=heads,
+                   lens=lens + ((0, 5), (7, 0), (129, 400)) if n % 3 == 2 else lens, left=left, right=right,
+                   sinks=n % 2 == 0, softcap=(0.0, 0.0, 20.0)[n // 2 % 3], seed=n)
     # Few rows, whose keys are split, and head sizes between those that have tiles of their own.
     for n, (d, dtype) in enumerate(itertools.product([(64, 64), (128, 128), (256, 256), (96, 96)], ("bf16", "f16"))):
         yield Case(dims=d, dtype=dtype, lens=((1, 5000),) * 2, heads=(16, 2), right=0, sinks=n % 2 == 0, seed=n)

@@ -91,7 +91,8 @@ MR_API mr_status mr_flash_forward(mr_device* device, const mr_flash_problem* pro
 /* Backward: q, k, v, out and lse as forward had and gave them, d_out the gradient of out. d_q, d_k, d_v in
  * the problem's type (MR_BF16, MR_F16, MR_F32); d_sinks float32 [heads], NULL where it is not
  * wanted or there are no sinks. All are written, not added to.
- * deterministic 1: every sum in a fixed order, bit-equal from run to run. 0: dQ by atomic additions, faster.
+ * deterministic 1: bit-equal from run to run: every sum in a fixed order or, of dQ with lists of blocks on
+ * Hopper, in fixed point, where the order is of no matter. 0: dQ by atomic additions, faster.
  * The workspace is of the order of the tensors, never of scores. */
 typedef struct mr_flash_gradients {
   mr_flash_tensor d_out;         /* in */

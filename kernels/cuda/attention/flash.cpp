@@ -46,7 +46,8 @@ struct ForwardMemory : WorkspaceParts {
 
 struct BackwardMemory : WorkspaceParts {
   int32_t *counter, *tile_starts, *turns;
-  float *lse_log2, *delta, *dq;
+  float *lse_log2, *delta, *dq, *bounds, *column_factors;
+  int8_t* row_exponents;
 
   BackwardMemory(const mr_flash_problem& p, bool deterministic, void* base) {
     const auto heads = static_cast<size_t>(p.batch) * static_cast<size_t>(p.heads);
@@ -55,10 +56,16 @@ struct BackwardMemory : WorkspaceParts {
                  rows = tiles * queries;
     counter = take<int32_t>(base, 1);
     tile_starts = take<int32_t>(base, p.cu_k != nullptr ? static_cast<size_t>(p.batch) + 1 : 0);
-    turns = take<int32_t>(base, deterministic ? tiles : 0);
+    const bool fixed_point = deterministic && p.blocks != nullptr;
+    turns = take<int32_t>(base, deterministic && !fixed_point ? tiles : 0);
     lse_log2 = take<float>(base, rows);
     delta = take<float>(base, rows);
-    dq = take<float>(base, rows * static_cast<size_t>(flash_backward_dim(p)));
+    const auto dim = static_cast<size_t>(flash_backward_dim(p));
+    dq = take<float>(base, rows * dim);
+    const size_t kv_heads = fixed_point ? static_cast<size_t>(p.batch) * static_cast<size_t>(p.kv_heads) : 0;
+    bounds = take<float>(base, kv_heads * (dim + 1));
+    row_exponents = take<int8_t>(base, fixed_point ? rows : 0);
+    column_factors = take<float>(base, kv_heads * dim);
   }
 };
 
@@ -122,7 +129,6 @@ const char* flash_backward_lacks(const mr_flash_problem& problem, const Device& 
       problem.value_dim % 8 != 0) {
     return "no backward kernel for these head sizes; multiples of 8 up to 128 have one";
   }
-  if (problem.blocks != nullptr) return "no backward kernel for block-sparse calls; blocks NULL has one";
   return nullptr;
 }
 
@@ -148,7 +154,10 @@ void launch_flash_backward(const mr_flash_problem& problem, const mr_flash_tenso
                                memory.turns,
                                memory.lse_log2,
                                memory.delta,
-                               memory.dq};
+                               memory.dq,
+                               memory.bounds,
+                               memory.row_exponents,
+                               memory.column_factors};
   problem.type == MR_BF16 ? launch_flash_backward_bf16(call, at) : launch_flash_backward_f16(call, at);
 }
 

@@ -12,6 +12,11 @@
 //
 // A producer warp loads; two others add dQ, of every second step each: an addition and its turn take longer
 // than a step.
+//
+// Lists of blocks say for queries which keys they see. The producer looks a CTA's keys up in the lists of 32
+// blocks of queries at once, a lane each, and leaves beside each stage what the step is. CTAs come to a tile
+// of queries at random times, so that turns would have them wait. Deterministic calls add dQ in fixed point
+// instead, whose sums do not depend on their order: a row's and a column's power of two bound it.
 #pragma once
 
 #include <algorithm>
@@ -24,10 +29,10 @@ namespace millrace::cuda {
 inline constexpr int kFlashBackwardKeys = 128, kFlashBackwardConsumers = 2;
 
 // Tiles of kTileQueries; head sizes up to kPaddedDim, the rest reads as zeros. kSoftcap: scores are capped.
-template <class ElementType, int kPaddedDim, int kTileQueries, bool kSoftcap>
+template <class ElementType, int kPaddedDim, int kTileQueries, bool kSoftcap, bool kBlocks = false>
 struct FlashBackwardConfig {
   using Element = ElementType;
-  static constexpr bool kCapped = kSoftcap;
+  static constexpr bool kCapped = kSoftcap, kSparse = kBlocks;
   // dS from probabilities that have been rounded for dV: their float32 would not fit the registers.
   static constexpr bool kRoundedProbs = kTileQueries == 128 && !kCapped;
   static constexpr int kDim = kPaddedDim, kQueries = kTileQueries, kKeys = kFlashBackwardKeys, kStages = 2;
@@ -50,7 +55,13 @@ struct FlashBackwardConfig {
   static constexpr int kBarriersAt = kDeltaAt + kStages * kRowBytes;
   static constexpr int kBarriers = 4 * kStages + 5;
   static constexpr int kItemAt = kBarriersAt + kBarriers * 8 + 8;
-  static constexpr int kSharedBytes = kItemAt + 16;
+  // kSparse: steps, of which a slot is written again long after everybody has read it; factors of fixed
+  // point.
+  static constexpr int kStepSlots = 8, kStepsAt = kItemAt + 16;
+  static constexpr int kRowFactorsAt = kStepsAt + kStepSlots * 16,
+                       kColumnFactorsAt = kRowFactorsAt + kStages * kQueries;
+  static constexpr int kSharedBytes = kSparse ? kColumnFactorsAt + kDim * 4 : kStepsAt;
+  static_assert(kSharedBytes <= 227 * 1024);
   static_assert(kItemAt % 16 == 0 && (kQueries == 64 || kQueries == 128));
 };
 
@@ -66,6 +77,13 @@ struct FlashBackwardParams {
   int32_t query_tiles;
   FlashStrides dk_strides, dv_strides;
   void *dk, *dv;
+  // kSparse: see mr_flash_blocks; block_rows: blocks of queries of a head.
+  int32_t block_q, block_k, block_rows;
+  const int32_t *block_starts, *block_columns;
+  // kSparse: dQ is int32, times a row's power of two and a column's factor; null: float32. [batch, heads,
+  // query_tiles * kQueries], [batch, kv_heads, kDim].
+  const int8_t* row_exponents;
+  const float* column_factors;
 };
 
 // Tiles of kQueries that see keys [key, key + kKeys), and tiles of keys that queries of a tile see: of one
@@ -121,6 +139,15 @@ struct FlashBackwardShared {
   __device__ float* delta(uint32_t n) const {
     return reinterpret_cast<float*>(base + C::kDeltaAt + n % C::kStages * C::kRowBytes);
   }
+  // kSparse: {head, tile, which halves of queries and keys are listed: 2 * half of queries + half of keys}; a
+  // negative tile: no more.
+  __device__ int4* step(uint32_t n) const {
+    return reinterpret_cast<int4*>(base + C::kStepsAt) + n % C::kStepSlots;
+  }
+  __device__ int8_t* row_exponents(uint32_t n) const {
+    return reinterpret_cast<int8_t*>(base + C::kRowFactorsAt + n % C::kStages * C::kQueries);
+  }
+  __device__ float* column_factors() const { return reinterpret_cast<float*>(base + C::kColumnFactorsAt); }
   __device__ uint8_t* ds(uint32_t n) const { return base + C::kDsAt + n % 2 * C::kDsBytes; }
 
   __device__ void init() const {
@@ -152,48 +179,144 @@ struct FlashBackwardItem {
   __device__ int32_t steps(const FlashShape& s) const { return per_head() * s.group; }
 };
 
+// Which halves of the CTA's keys block `block` of queries lists: bit by bit. starts: of its head.
 template <class C>
-__device__ void flash_backward_load(const FlashBackwardParams& p, const FlashBackwardShared<C>& shared,
-                                    const FlashBackwardItem<C>& item) {
-  const FlashShape& s = p.shape;
-  const int32_t lane = static_cast<int32_t>(threadIdx.x % kWarpLanes);
-  const FlashRows keys =
-      flash_rows(s.cu_k != nullptr, s.max_k, item.seq.k_start, item.seq.k_len, item.kv_head, item.b);
-  if (lane == 0) ptx::barrier_arrive_expect(shared.keys_full(), 2 * C::kKeyBytes);
-  __syncwarp();
-  if (lane < 2 * C::kParts) {
-    const int32_t part = lane % C::kParts;
-    const bool values = lane >= C::kParts;
-    ptx::tma_load_5d(shared.base + (values ? C::kValuesAt : 0) + part * C::kKeyPartBytes,
-                     values ? &p.v : &p.k, part * kFlashPart, keys.row + item.tile * C::kKeys, keys.c2,
-                     keys.c3, 0, shared.keys_full());
+__device__ uint32_t flash_listed_halves(const FlashBackwardParams& p, const int32_t* starts, int32_t block,
+                                        int32_t tile) {
+  const int32_t key = p.block_k == 64 ? 2 * tile : tile;
+  int32_t low = __ldg(starts + block), past = __ldg(starts + block + 1);
+  const int32_t end = past;
+  while (low < past) {
+    const int32_t middle = (low + past) / 2;
+    if (__ldg(p.block_columns + middle) < key) {
+      low = middle + 1;
+    } else {
+      past = middle;
+    }
   }
-  uint32_t n = 0;
-  for (int32_t g = 0; g < s.group; ++g) {
-    const int32_t head = item.kv_head * s.group + g;
-    const FlashRows rows =
-        flash_rows(s.cu_q != nullptr, s.max_q, item.seq.q_start, item.seq.q_len, head, item.b);
-    const int64_t tile_at = (int64_t{item.b} * s.heads + head) * p.query_tiles;
-    for (int32_t tile = item.tiles.first; tile < item.tiles.past; ++tile, ++n) {
-      for (const bool gradients : {false, true}) {
-        uint64_t* full = shared.full(gradients, n);
-        ptx::barrier_wait(shared.empty(gradients, n), n / C::kStages % 2 ^ 1);
-        if (lane == 0) {
-          ptx::barrier_arrive_expect(full, C::kQueryBytes + C::kRowBytes);
-          ptx::bulk_copy_kept(gradients ? shared.delta(n) : shared.lse(n),
-                              (gradients ? p.delta : p.lse) + (tile_at + tile) * C::kQueries, C::kRowBytes,
-                              full);
+  if (low == end) return 0;
+  const int32_t found = __ldg(p.block_columns + low);
+  if (p.block_k != 64) return found == key ? 3 : 0;
+  if (found == key + 1) return 2;
+  if (found != key) return 0;
+  return low + 1 < end && __ldg(p.block_columns + low + 1) == key + 1 ? 3 : 1;
+}
+
+// One warp: what a CTA works on, step by step.
+template <class C>
+class FlashBackwardProducer {
+ public:
+  __device__ FlashBackwardProducer(const FlashBackwardParams& p, const FlashBackwardShared<C>& shared,
+                                   const FlashBackwardItem<C>& item)
+      : p_(p), shared_(shared), item_(item), lane_(static_cast<int32_t>(threadIdx.x % kWarpLanes)) {}
+
+  __device__ void run() {
+    load_keys();
+    for (int32_t g = 0; g < p_.shape.group; ++g) {
+      const int32_t head = item_.kv_head * p_.shape.group + g;
+      if constexpr (C::kSparse) {
+        load_listed(head);
+      } else {
+        for (int32_t tile = item_.tiles.first; tile < item_.tiles.past; ++tile) load_step(head, tile, 0);
+      }
+    }
+    if constexpr (C::kSparse) {  // for the consumers, and for both that add
+      ptx::barrier_wait(shared_.empty(false, n_), n_ / C::kStages % 2 ^ 1);
+      if (lane_ != 0) return;
+      *shared_.step(n_) = *shared_.step(n_ + 1) = int4{-1, -1, 0, 0};
+      ptx::barrier_arrive(shared_.full(false, n_));
+    }
+  }
+
+ private:
+  __device__ void load_keys() {
+    const FlashShape& s = p_.shape;
+    const FlashRows keys =
+        flash_rows(s.cu_k != nullptr, s.max_k, item_.seq.k_start, item_.seq.k_len, item_.kv_head, item_.b);
+    const bool factors = C::kSparse && p_.row_exponents != nullptr;
+    if (lane_ == 0) {
+      ptx::barrier_arrive_expect(shared_.keys_full(), 2 * C::kKeyBytes + (factors ? C::kDim * 4 : 0));
+    }
+    __syncwarp();
+    if (factors && lane_ == 0) {
+      const int64_t at = (int64_t{item_.b} * s.kv_heads + item_.kv_head) * C::kDim;
+      ptx::bulk_copy_kept(shared_.column_factors(), p_.column_factors + at, C::kDim * 4, shared_.keys_full());
+    }
+    if (lane_ >= 2 * C::kParts) return;
+    const int32_t part = lane_ % C::kParts;
+    const bool values = lane_ >= C::kParts;
+    ptx::tma_load_5d(shared_.base + (values ? C::kValuesAt : 0) + part * C::kKeyPartBytes,
+                     values ? &p_.v : &p_.k, part * kFlashPart, keys.row + item_.tile * C::kKeys, keys.c2,
+                     keys.c3, 0, shared_.keys_full());
+  }
+
+  // kSparse: the head's steps. 32 blocks of queries at once: a lane's is listed or not.
+  __device__ void load_listed(int32_t head) {
+    const int32_t first = item_.tiles.first * C::kQueries / p_.block_q,
+                  past = (item_.tiles.past * C::kQueries + p_.block_q - 1) / p_.block_q;
+    const int32_t* starts = p_.block_starts + (int64_t{item_.b} * p_.shape.heads + head) * p_.block_rows;
+    for (int32_t from = first; from < past; from += kWarpLanes) {
+      const int32_t block = from + lane_;
+      uint32_t halves = 0;
+      if (block < min(past, p_.block_rows)) {
+        halves = flash_listed_halves<C>(p_, starts, block, item_.tile);
+      }
+      uint32_t listed = __ballot_sync(kAllLanes, halves != 0);
+      while (listed != 0) {
+        const int32_t at = __ffs(static_cast<int>(listed)) - 1;
+        if (p_.block_q < C::kQueries) {  // two blocks are a tile, and `from` is even
+          const int32_t even = at & ~1;
+          const uint32_t mask =
+              __shfl_sync(kAllLanes, halves, even) | __shfl_sync(kAllLanes, halves, even + 1) << 2;
+          listed &= ~(3u << even);
+          load_step(head, (from + even) / 2, static_cast<int32_t>(mask));
+          continue;
         }
-        __syncwarp();
-        if (lane < C::kParts) {
-          ptx::tma_load_5d((gradients ? shared.gradients(n) : shared.queries(n)) + lane * C::kQueryPartBytes,
-                           gradients ? &p.d_out : &p.q, lane * kFlashPart, rows.row + tile * C::kQueries,
-                           rows.c2, rows.c3, 0, full);
+        listed &= listed - 1;
+        const auto mask = static_cast<int32_t>(__shfl_sync(kAllLanes, halves, at) * 5);
+        const int32_t tiles = p_.block_q / C::kQueries;
+        for (int32_t i = 0; i < tiles; ++i) {
+          const int32_t tile = (from + at) * tiles + i;
+          if (tile >= item_.tiles.first && tile < item_.tiles.past) load_step(head, tile, mask);
         }
       }
     }
   }
-}
+
+  __device__ void load_step(int32_t head, int32_t tile, int32_t mask) {
+    const FlashShape& s = p_.shape;
+    const FlashRows rows =
+        flash_rows(s.cu_q != nullptr, s.max_q, item_.seq.q_start, item_.seq.q_len, head, item_.b);
+    const int64_t row_at = ((int64_t{item_.b} * s.heads + head) * p_.query_tiles + tile) * C::kQueries;
+    const uint32_t n = n_++;
+    for (const bool gradients : {false, true}) {
+      uint64_t* full = shared_.full(gradients, n);
+      ptx::barrier_wait(shared_.empty(gradients, n), n / C::kStages % 2 ^ 1);
+      if (lane_ == 0) {
+        const bool factors = C::kSparse && !gradients && p_.row_exponents != nullptr;
+        if (C::kSparse && !gradients) *shared_.step(n) = int4{head, tile, mask, 0};
+        ptx::barrier_arrive_expect(full, C::kQueryBytes + C::kRowBytes + (factors ? C::kQueries : 0));
+        ptx::bulk_copy_kept(gradients ? shared_.delta(n) : shared_.lse(n),
+                            (gradients ? p_.delta : p_.lse) + row_at, C::kRowBytes, full);
+        if (factors) {
+          ptx::bulk_copy_kept(shared_.row_exponents(n), p_.row_exponents + row_at, C::kQueries, full);
+        }
+      }
+      __syncwarp();
+      if (lane_ < C::kParts) {
+        ptx::tma_load_5d((gradients ? shared_.gradients(n) : shared_.queries(n)) + lane_ * C::kQueryPartBytes,
+                         gradients ? &p_.d_out : &p_.q, lane_ * kFlashPart, rows.row + tile * C::kQueries,
+                         rows.c2, rows.c3, 0, full);
+      }
+    }
+  }
+
+  const FlashBackwardParams& p_;
+  const FlashBackwardShared<C>& shared_;
+  const FlashBackwardItem<C>& item_;
+  const int32_t lane_;
+  uint32_t n_ = 0;
+};
 
 // One thread: adds the dQ of every second step, from `parity` on, to the workspace.
 template <class C>
@@ -228,6 +351,28 @@ __device__ void flash_backward_add(const FlashBackwardParams& p, const FlashBack
   ptx::bulk_written();
 }
 
+// The same of lists of blocks, in any order.
+template <class C>
+__device__ void flash_backward_add_listed(const FlashBackwardParams& p, const FlashBackwardShared<C>& shared,
+                                          const FlashBackwardItem<C>& item, uint32_t parity) {
+  for (uint32_t n = parity;; n += 2) {
+    ptx::barrier_wait(shared.dq_full(n), n / 2 % 2);
+    const int4 step = *shared.step(n);
+    if (step.y < 0) break;
+    const int64_t tile_at = (int64_t{item.b} * p.shape.heads + step.x) * p.query_tiles + step.y;
+    float* to = p.dq + tile_at * C::kDqFloats;
+    if (p.row_exponents != nullptr) {
+      ptx::bulk_add(reinterpret_cast<int32_t*>(to), shared.dq(n), C::kDqFloats * 4);
+    } else {
+      ptx::bulk_add(to, shared.dq(n), C::kDqFloats * 4);
+    }
+    ptx::bulk_store_commit();
+    ptx::bulk_store_wait();
+    ptx::barrier_arrive(shared.dq_empty(n));
+  }
+  ptx::bulk_written();
+}
+
 // A warpgroup's 64 keys. Lane (g, t) of warp w has keys 16w + g and 16w + g + 8, queries 8j + 2t and + 1.
 template <class C>
 class FlashBackwardConsumer {
@@ -249,7 +394,7 @@ class FlashBackwardConsumer {
     float dk[kSums], dv[kSums];
 #pragma unroll
     for (int i = 0; i < kSums; ++i) dk[i] = dv[i] = 0.0f;
-    const int32_t steps = item_.steps(p_.shape);
+    const int32_t steps = C::kSparse ? 1 << 30 : item_.steps(p_.shape);
     ptx::barrier_wait(shared_.keys_full(), 0);
     if (steps > 0) mainloop(steps, dk, dv);
     store(p_.dv, p_.dv_strides, p_.value_dim, 1.0f, dv);
@@ -281,15 +426,28 @@ class FlashBackwardConsumer {
     uint32_t prob[kSteps][4], ds[kSteps][4];
     int32_t tile = item_.tiles.first;
     for (uint32_t n = 0; n < static_cast<uint32_t>(steps); ++n) {
+      int2 shown{0, C::kQueries};
       {
         float dp[kScores];
         ptx::barrier_wait(shared_.full(false, n), n / C::kStages % 2);
+        if constexpr (C::kSparse) {
+          const int4 step = *shared_.step(n);
+          __syncwarp();  // all lanes have read it
+          if (step.y < 0) {
+            // All warps' dQ of the step before is there: a second arrival at its barrier is not taken for it.
+            ptx::named_barrier<1, kFlashBackwardConsumers * ptx::kWarpgroupThreads>();
+            arrive(shared_.dq_full(n));
+            arrive(shared_.dq_full(n + 1));
+            break;
+          }
+          tile = step.y, shown = shown_of(step.z);
+        }
         multiply_scores(shared_.base, shared_.queries(n), score);
         ptx::barrier_wait(shared_.full(true, n), n / C::kStages % 2);
         multiply_scores(shared_.base + C::kValuesAt, shared_.gradients(n), dp);
         ptx::wgmma_wait<1>();
         ptx::fence_registers(score);
-        exponentiate(tile, shared_.lse(n), score, prob);
+        exponentiate(tile, shown, shared_.lse(n), score, prob);
         ptx::fence_registers(dv);
         multiply_add(prob, shared_.gradients(n), dv);
         ptx::wgmma_wait<1>();
@@ -313,7 +471,7 @@ class FlashBackwardConsumer {
       ptx::fence_registers(dk);
       ptx::fence_registers(ds);
       arrive(shared_.empty(false, n));
-      if (++tile == item_.tiles.past) tile = item_.tiles.first;
+      if (!C::kSparse && ++tile == item_.tiles.past) tile = item_.tiles.first;
     }
   }
 
@@ -359,9 +517,16 @@ class FlashBackwardConsumer {
     ptx::wgmma_commit();
   }
 
-  // Scores become probabilities, also rounded in prob; of a soft cap, times its derivative 1 - tanh^2.
-  __device__ __forceinline__ void exponentiate(int32_t tile, const float* lse, float (&score)[kScores],
-                                               uint32_t (&prob)[kSteps][4]) const {
+  // kSparse: queries of the tile that list this warpgroup's keys, from the first to past the last.
+  __device__ int2 shown_of(int32_t mask) const {
+    const bool first = (mask >> warpgroup_ & 1) != 0, second = (mask >> warpgroup_ & 4) != 0;
+    if (C::kQueries == 64) return {0, first ? 64 : 0};
+    return {first ? 0 : 64, second ? 128 : first ? 64 : 0};
+  }
+  // Scores become probabilities, also rounded in prob; of a soft cap, times its derivative 1 - tanh^2. shown:
+  // of the tile's queries, by a list.
+  __device__ __forceinline__ void exponentiate(int32_t tile, const int2& shown, const float* lse,
+                                               float (&score)[kScores], uint32_t (&prob)[kSteps][4]) const {
     const FlashShape& s = p_.shape;
     const float* at = lse + thread_ % 4 * 2;
     const float in = C::kCapped ? s.scale / s.softcap : 0.0f, out = s.softcap * kFlashLog2e;
@@ -371,7 +536,10 @@ class FlashBackwardConsumer {
     }
     const float factor = C::kCapped ? 1.0f : s.scale_log2;
     const int32_t query = tile * C::kQueries;
-    if (query < whole_first_ || query + C::kQueries > whole_past_) mask(query, factor, score);
+    const bool listed = !C::kSparse || (shown.x == 0 && shown.y == C::kQueries);
+    if (query < whole_first_ || query + C::kQueries > whole_past_ || !listed) {
+      mask(query, shown, factor, score);
+    }
     if constexpr (C::kCapped) {
       const float inverse = 1.0f / out;
 #pragma unroll
@@ -398,12 +566,17 @@ class FlashBackwardConsumer {
       round_to(score, prob);
     }
   }
-  __device__ __forceinline__ void mask(int32_t query, float factor, float (&score)[kScores]) const {
+  __device__ __forceinline__ void mask(int32_t query, const int2& shown, float factor,
+                                       float (&score)[kScores]) const {
     const float hidden = factor < 0.0f ? INFINITY : -INFINITY;
     const int32_t from = query + thread_ % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int32_t low = first_query_[r] - from, past = past_query_[r] - from;
+      int32_t low = first_query_[r] - from, past = past_query_[r] - from;
+      if constexpr (C::kSparse) {
+        const int32_t in_eight = thread_ % 4 * 2;
+        low = max(low, shown.x - in_eight), past = min(past, shown.y - in_eight);
+      }
 #pragma unroll
       for (int i = 0; i < kScores / 2; ++i) {
         const int column = i / 2 * 8 + i % 2;
@@ -443,13 +616,30 @@ class FlashBackwardConsumer {
                           ds[s]);
     }
   }
+  // Sums 4i .. 4i + 3 of dQ times their rows' and columns' factors, as int32.
+  __device__ __forceinline__ float4 fixed_point(uint32_t n, int i, const float4& x) const {
+    constexpr bool kByColumns = C::kQueries == 64;
+    const int row = (kByColumns ? 0 : warpgroup_ * 64) + thread_ / kWarpLanes * 16 + thread_ % kWarpLanes / 4,
+              column = (kByColumns ? warpgroup_ * C::kDqColumns : 0) + 8 * i + thread_ % 4 * 2;
+    const int8_t* rows = shared_.row_exponents(n) + row;
+    const float2 by = *reinterpret_cast<const float2*>(shared_.column_factors() + column);
+    const float first = __int_as_float((rows[0] + 127) << 23), second = __int_as_float((rows[8] + 127) << 23);
+    return {__int_as_float(__float2int_rn(x.x * (first * by.x))),
+            __int_as_float(__float2int_rn(x.y * (first * by.y))),
+            __int_as_float(__float2int_rn(x.z * (second * by.x))),
+            __int_as_float(__float2int_rn(x.w * (second * by.y)))};
+  }
   // [warpgroup][.. of four sums][thread] float4.
   __device__ __forceinline__ void store_dq(uint32_t n, const float (&dq)[kDqSums]) const {
     auto* to = reinterpret_cast<float4*>(shared_.dq(n)) + warpgroup_ * (C::kDqFloats / 8) + thread_;
     ptx::barrier_wait(shared_.dq_empty(n), n / 2 % 2 ^ 1);
 #pragma unroll
     for (int i = 0; i < kDqSums / 4; ++i) {
-      to[i * ptx::kWarpgroupThreads] = float4{dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+      float4 x{dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+      if constexpr (C::kSparse) {
+        if (p_.row_exponents != nullptr) x = fixed_point(n, i, x);
+      }
+      to[i * ptx::kWarpgroupThreads] = x;
     }
     ptx::publish_to_async();
     __syncwarp();  // all lanes' sums are there
@@ -520,9 +710,14 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     ptx::fewer_registers<C::kProducerRegisters>();
     const int warp =
         static_cast<int>(threadIdx.x / kWarpLanes) - kFlashBackwardConsumers * ptx::kWarpgroupWarps;
-    if (warp == 0) flash_backward_load<C>(p, shared, item);
+    if (warp == 0) FlashBackwardProducer<C>(p, shared, item).run();
     if ((warp == 1 || warp == 2) && threadIdx.x % kWarpLanes == 0) {
-      flash_backward_add<C>(p, shared, item, static_cast<uint32_t>(warp - 1));
+      const auto parity = static_cast<uint32_t>(warp - 1);
+      if constexpr (C::kSparse) {
+        flash_backward_add_listed<C>(p, shared, item, parity);
+      } else {
+        flash_backward_add<C>(p, shared, item, parity);
+      }
     }
   }
 #else

@@ -23,6 +23,12 @@ struct FlashBackwardCall {
   // flash_backward.cuh.
   int32_t *counter, *tile_starts, *turns;
   float *lse_log2, *delta, *dq;
+  // Null but where the call is deterministic and has lists of blocks, whose dQ is fixed point: the largest of
+  // keys' columns and of values, [batch, kv_heads, flash_backward_dim + 1]; powers of two of rows, factors of
+  // columns.
+  float* bounds;
+  int8_t* row_exponents;
+  float* column_factors;
 };
 
 void launch_flash_backward_bf16(const FlashBackwardCall& call, const Launch& at);

@@ -26,8 +26,12 @@ namespace millrace::cuda {
 // Tiles of kConsumers * 64 rows and kTileKeys keys; kStages of each of K and V. Head sizes up to kDim and
 // kDimV: what is missing reads as zeros. One warpgroup is for few rows, whose time is that of loading keys.
 // kBlocks: keys come by lists of blocks, of kRows queries each.
+// kFlow: the first scores of an item are computed under the last P V of the one before, for items of few
+// tiles. kWindowRows: of narrow windows, rows of keys that a stage holds. All keys of a tile's queries are
+// one tile then, from an absolute multiple of 16 on, and each warpgroup takes the kKeys of them that its
+// queries see.
 template <class ElementType, int kHeadDim, int kValueDim, int kKeys, int kWarpgroups, int kDepth, bool kTurns,
-          bool kBlocks = false>
+          bool kBlocks = false, int kWindowRows = 0, bool kFlow = (kWindowRows > 0)>
 struct FlashForwardConfig {
   using Element = ElementType;
   static constexpr bool kCodes = sizeof(Element) == 1;
@@ -35,14 +39,14 @@ struct FlashForwardConfig {
   static constexpr int kPart = ptx::kSwizzleRowBytes / static_cast<int>(sizeof(Element));
   static constexpr int kDim = kHeadDim, kDimV = kValueDim, kTileKeys = kKeys, kConsumers = kWarpgroups,
                        kStages = kDepth;
-  static constexpr bool kTakeTurns = kTurns, kSparse = kBlocks;
+  static constexpr bool kTakeTurns = kTurns, kSparse = kBlocks, kWindow = kWindowRows > 0, kOverItems = kFlow;
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kParts = (kDim + kPart - 1) / kPart, kPartsV = (kDimV + kPart - 1) / kPart;
   static constexpr int kThreads = (kConsumers + 1) * ptx::kWarpgroupThreads;
   static constexpr int kProducerRegisters = kConsumers != 2 ? 32 : kCodes ? 24 : 40;
   static constexpr int kConsumerRegisters = kConsumers != 2 ? 160 : kCodes ? 240 : 232;
   static constexpr int kQueryPartBytes = kRows * ptx::kSwizzleRowBytes;
-  static constexpr int kKeyPartBytes = kTileKeys * ptx::kSwizzleRowBytes;
+  static constexpr int kKeyPartBytes = (kWindow ? kWindowRows : kTileKeys) * ptx::kSwizzleRowBytes;
   static constexpr int kKeyBytes = kParts * kKeyPartBytes;
   // Codes: a row for every dimension, of 128 keys.
   static constexpr int kValueBytes = kCodes ? kDimV * ptx::kSwizzleRowBytes : kPartsV * kKeyPartBytes;
@@ -53,7 +57,7 @@ struct FlashForwardConfig {
       2 * kQueryBytes + kStages * (kKeyBytes + kValueBytes) <= 226 * 1024 ? 2 : 1;
   static constexpr int kKeysAt = kQueryStages * kQueryBytes, kValuesAt = kKeysAt + kStages * kKeyBytes;
   static constexpr int kBarriersAt = kValuesAt + kStages * kValueBytes;
-  static constexpr int kItemSlots = 2;
+  static constexpr int kItemSlots = 4;
   static constexpr int kBarriers = 4 * kStages + 2 * kQueryStages + 2 * kItemSlots;
   static constexpr int kItemsAt = kBarriersAt + kBarriers * 8;
   static constexpr int kTileKeysAt = kItemsAt + kItemSlots * 16;  // kSparse: where each stage's halves begin
@@ -75,6 +79,7 @@ struct FlashForwardParams {
   int32_t box_rows;     // of K and V
   int32_t pack;         // heads of a token that are rows of one tile: 1 or shape.group
   int32_t tile_tokens;  // kRows / pack
+  int32_t window_rows;  // kWindow: of keys, that are loaded
   // Of splits of split_tiles tiles of keys each: out and log2 sums, [batch, heads,
   // max_q][splits]([value_dim]). Null: one split, into out and lse.
   int32_t split_tiles;
@@ -138,6 +143,7 @@ struct FlashForwardShared {
 template <class C>
 struct FlashKeyTiles {
   int32_t first, past;
+  int32_t begin = 0;  // kWindow: of the tile's keys
   const int32_t* columns = nullptr;
   int32_t count = 0;  // of columns
 
@@ -154,6 +160,10 @@ struct FlashKeyTiles {
     }
     const int32_t query = at.tile * p.tile_tokens, last = min(query + p.tile_tokens, seq.q_len) - 1;
     const int32_t past_key = seq.past_key(p.shape, last), first_key = seq.first_key(p.shape, query);
+    if constexpr (C::kWindow) {
+      first = 0, past = past_key > first_key ? 1 : 0, begin = first_key & ~15;
+      return;
+    }
     past = past_key > first_key ? (past_key + C::kTileKeys - 1) / C::kTileKeys : 0;
     first = first_key / C::kTileKeys;
     if (p.partial_out != nullptr) {
@@ -182,9 +192,9 @@ class FlashForwardProducer {
     const tile::WorkQueue queue{p_.schedule.counter};
     int32_t item = queue.first();
     for (uint32_t round = 0;; ++round) {
-      // On its way while this item's tiles are loaded.
-      int32_t next = 0;
-      if (lane_ == 0) next = queue.next();
+      // On its way while this item's tiles are loaded. Items of narrow windows are alike.
+      int32_t next = item + static_cast<int32_t>(gridDim.x);
+      if (!C::kWindow && lane_ == 0) next = queue.next();
       const bool has = item < items;
       const FlashSchedule::Item at = has ? p_.schedule.at(p_.shape, item) : FlashSchedule::Item{-1, 0, 0, 0};
       const auto slot = tile::Cursor<C::kItemSlots>::at(round);
@@ -195,7 +205,7 @@ class FlashForwardProducer {
       }
       if (!has) return;
       load_item(at);
-      item = __shfl_sync(kAllLanes, next, 0);
+      item = C::kWindow ? next : __shfl_sync(kAllLanes, next, 0);
     }
   }
 
@@ -258,7 +268,11 @@ class FlashForwardProducer {
                        part * C::kPart, rows.row + (key < seq.k_len ? key : 0), rows.c2, rows.c3, 0, full);
       return;
     }
-    if (lane_ == 0) ptx::barrier_arrive_expect(full, kValues ? C::kValueBytes : C::kKeyBytes);
+    if (lane_ == 0) {
+      ptx::barrier_arrive_expect(full, C::kWindow ? kParts * p_.window_rows * ptx::kSwizzleRowBytes
+                                       : kValues  ? C::kValueBytes
+                                                  : C::kKeyBytes);
+    }
     if constexpr (C::kCodes && kValues) {
       if (lane_ != 0) return;
       const int64_t at = (int64_t{b} * s.kv_heads + kv_head) * p_.key_blocks + tile;
@@ -270,7 +284,8 @@ class FlashForwardProducer {
       if (lane_ >= kParts) return;
       const FlashRows rows = flash_rows(s.cu_k != nullptr, s.max_k, seq.k_start, seq.k_len, kv_head, b);
       ptx::tma_load_5d(stage + lane_ * C::kKeyPartBytes, map, lane_ * C::kPart,
-                       rows.row + tile * C::kTileKeys, rows.c2, rows.c3, 0, full);
+                       rows.row + (C::kWindow ? tiles.begin : tile * C::kTileKeys), rows.c2, rows.c3, 0,
+                       full);
       return;
     }
     const CUtensorMap* ends = kValues ? &p_.v_ends : &p_.k_ends;
@@ -298,456 +313,6 @@ class FlashForwardProducer {
   uint32_t n_queries_ = 0, n_keys_ = 0, n_values_ = 0;
 };
 
-// A warpgroup's 64 rows. Lane (g, t) of warp w has rows 16w + g and 16w + g + 8, of a tile's scores columns
-// 8j + 2t and + 1.
-template <class C>
-class FlashForwardConsumer {
-  using Element = typename C::Element;
-  using Round = tile::Cursor<C::kStages>;
-  using QueryRound = tile::Cursor<C::kQueryStages>;
-  // A product has 32 bytes of depth.
-  static constexpr int kDepth = 32 / static_cast<int>(sizeof(Element));
-  static constexpr int kScores = C::kTileKeys / 2, kSums = C::kDimV / 2, kSteps = C::kTileKeys / kDepth;
-  static constexpr float kShift = C::kCodes ? 8.0f : 0.0f;  // log2 of what a row's largest probability is
-
- public:
-  __device__ FlashForwardConsumer(const FlashForwardParams& p, uint8_t* shared)
-      : p_(p),
-        shared_{shared},
-        warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / ptx::kWarpgroupThreads), 0)) {}
-
-  __device__ __forceinline__ void run() {
-    if (C::kTakeTurns && warpgroup_ == 1) pass_turn();  // the first turn is warpgroup 0's
-    for (uint32_t round = 0;; ++round) {
-      const auto slot = tile::Cursor<C::kItemSlots>::at(round);
-      shared_.rings().items.wait_full(slot);
-      const int4 item = *shared_.item(round);
-      __syncwarp();  // all lanes have read it
-      leave(shared_.rings().items, slot);
-      if (item.x < 0) return;
-      run_item({item.x, item.y, item.z, item.w});
-    }
-  }
-
- private:
-  // This warp has read it.
-  template <class Ring>
-  __device__ static void leave(Ring& ring, typename Ring::Cursor at) {
-    if (threadIdx.x % kWarpLanes == 0) ring.release(at);
-  }
-  __device__ auto& key_ring() const { return shared_.rings().keys; }
-  __device__ auto& value_ring() const { return shared_.rings().values; }
-  // Barriers 1 and 2: a warpgroup waits for its own, and the other one lets it go on.
-  __device__ void wait_turn() const {
-    if constexpr (C::kTakeTurns) ptx::named_barrier<2 * ptx::kWarpgroupThreads>(1 + warpgroup_);
-  }
-  __device__ void pass_turn() const {
-    if constexpr (C::kTakeTurns) ptx::named_arrive<2 * ptx::kWarpgroupThreads>(2 - warpgroup_);
-  }
-
-  __device__ __forceinline__ void run_item(const FlashSchedule::Item& at) {
-    const FlashSequence seq(p_.shape, at.b);
-    const FlashKeyTiles<C> tiles(p_, seq, at);
-    begin_rows(seq, at);
-    if constexpr (C::kCodes) begin_scales(seq, at);
-    float acc[kSums];
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) acc[i] = 0.0f;
-    if (tiles.past > tiles.first) {
-      shared_.rings().queries.wait_full(QueryRound::at(n_queries_));
-      if constexpr (C::kCodes) {
-        mainloop_of_codes(tiles, acc);
-      } else {
-        mainloop(tiles, acc);
-      }
-      ++n_queries_;
-    }
-    p_.partial_out != nullptr ? store_partial(seq, at, acc) : store(seq, at, acc);
-  }
-
-  __device__ __forceinline__ void begin_rows(const FlashSequence& seq, const FlashSchedule::Item& item) {
-    const int32_t first = item.tile * p_.tile_tokens,
-                  thread = static_cast<int32_t>(threadIdx.x % ptx::kWarpgroupThreads);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int32_t row = warpgroup_ * 64 + thread / kWarpLanes * 16 + thread % kWarpLanes / 4 + 8 * r;
-      query_[r] = first + row / p_.pack;
-      first_key_[r] = seq.first_key(p_.shape, query_[r]);
-      past_key_[r] = seq.past_key(p_.shape, query_[r]);
-      row_max_[r] = -INFINITY, row_sum_[r] = 0.0f;
-    }
-    // Keys that all 64 rows see.
-    whole_first_ = seq.first_key(p_.shape, first + (warpgroup_ * 64 + 63) / p_.pack);
-    whole_past_ = seq.past_key(p_.shape, first + warpgroup_ * 64 / p_.pack);
-  }
-
-  __device__ __forceinline__ void mainloop(const FlashKeyTiles<C>& tiles, float (&acc)[kSums]) {
-    float score[kScores], alpha[2];
-    uint32_t prob[kSteps][4];
-    key_ring().wait_full(Round::at(n_));
-    multiply_qk(n_, score);
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(score);
-    const int2 keys = keys_of(tiles.past - 1, n_);
-    leave(key_ring(), Round::at(n_));
-    softmax(keys, score, alpha);
-    round_probs(score, prob);
-    for (int32_t tile = tiles.past - 2; tile >= tiles.first; --tile) {
-      key_ring().wait_full(Round::at(n_ + 1));
-      wait_turn();
-      ptx::fence_registers(acc);
-      multiply_qk(n_ + 1, score);
-      value_ring().wait_full(Round::at(n_));
-      multiply_pv(prob, acc);
-      pass_turn();
-      ptx::wgmma_wait<1>();
-      ptx::fence_registers(score);
-      const int2 next = keys_of(tile, n_ + 1);
-      leave(key_ring(), Round::at(n_ + 1));
-      softmax(next, score, alpha);
-      // Here, since the assembler would have the softmax wait for P V.
-      ptx::fence_registers(score);
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(acc);
-      ptx::fence_registers(prob);
-      leave(value_ring(), Round::at(n_));
-      ++n_;
-      round_probs(score, prob);
-      rescale(alpha, acc);
-    }
-    leave(shared_.rings().queries, QueryRound::at(n_queries_));
-    value_ring().wait_full(Round::at(n_));
-    ptx::fence_registers(acc);
-    multiply_pv(prob, acc);
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(acc);
-    ptx::fence_registers(prob);
-    leave(value_ring(), Round::at(n_));
-    ++n_;
-  }
-
-  __device__ __forceinline__ void begin_scales(const FlashSequence& seq, const FlashSchedule::Item& at) {
-    const FlashShape& s = p_.shape;
-    const int32_t kv_head = p_.pack > 1 ? at.head : at.head / s.group;
-    const int64_t blocks = (int64_t{at.b} * s.kv_heads + kv_head) * p_.key_blocks;
-    k_scales_ = p_.k_scales + blocks, v_scales_ = p_.v_scales + blocks;
-    const int64_t first = s.cu_q != nullptr ? seq.q_start : int64_t{at.b} * s.max_q;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      q_factor_[r] = s.scale_log2;
-      if (query_[r] < seq.q_len) q_factor_[r] *= p_.q_scales[(first + query_[r]) * s.heads + head_of(at, r)];
-    }
-  }
-
-  // As mainloop, but every tile's P V has sums of its own.
-  __device__ __forceinline__ void mainloop_of_codes(const FlashKeyTiles<C>& tiles, float (&acc)[kSums]) {
-    float score[kScores], part[kSums], alpha[2];
-    uint32_t prob[kSteps][4];
-    float2 scales = scales_of(tiles.past - 1);
-    key_ring().wait_full(Round::at(n_));
-    multiply_qk(n_, score);
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(score);
-    leave(key_ring(), Round::at(n_));
-    softmax_of_codes((tiles.past - 1) * C::kTileKeys, scales, score, alpha);
-    round_probs(score, prob);
-    for (int32_t tile = tiles.past - 2; tile >= tiles.first; --tile) {
-      scales = scales_of(tile);
-      key_ring().wait_full(Round::at(n_ + 1));
-      wait_turn();
-      multiply_qk(n_ + 1, score);
-      value_ring().wait_full(Round::at(n_));
-      multiply_pv(prob, part);
-      pass_turn();
-      ptx::wgmma_wait<1>();
-      ptx::fence_registers(score);
-      leave(key_ring(), Round::at(n_ + 1));
-      float next[2];
-      softmax_of_codes(tile * C::kTileKeys, scales, score, next);
-      ptx::fence_registers(score);
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(part);
-      ptx::fence_registers(prob);
-      leave(value_ring(), Round::at(n_));
-      ++n_;
-      round_probs(score, prob);
-      add_part(alpha, part, acc);
-      alpha[0] = next[0], alpha[1] = next[1];
-    }
-    leave(shared_.rings().queries, QueryRound::at(n_queries_));
-    value_ring().wait_full(Round::at(n_));
-    multiply_pv(prob, part);
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(part);
-    ptx::fence_registers(prob);
-    leave(value_ring(), Round::at(n_));
-    ++n_;
-    add_part(alpha, part, acc);
-  }
-  __device__ __forceinline__ static void add_part(const float (&alpha)[2], const float (&part)[kSums],
-                                                  float (&acc)[kSums]) {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) acc[i] = fmaf(acc[i], alpha[i / 2 % 2], part[i]);
-  }
-  // Of the tile's keys and values.
-  __device__ __forceinline__ float2 scales_of(int32_t tile) const {
-    return {__ldg(k_scales_ + tile), __ldg(v_scales_ + tile)};
-  }
-
-  // Where the tile's keys begin, and of a list its second half.
-  __device__ __forceinline__ int2 keys_of(int32_t tile, uint32_t n) const {
-    if constexpr (!C::kSparse) return {tile * C::kTileKeys, 0};
-    const int2 halves = *shared_.tile_keys(n);
-    __syncwarp();  // all lanes have read it
-    return halves;
-  }
-  // Most tiles bring no row of the warp a new maximum.
-  __device__ __forceinline__ static void rescale(const float (&alpha)[2], float (&acc)[kSums]) {
-    if (!__any_sync(kAllLanes, alpha[0] != 1.0f || alpha[1] != 1.0f)) return;
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) acc[i] *= alpha[i / 2 % 2];
-  }
-
-  __device__ __forceinline__ void multiply_qk(uint32_t n, float (&score)[kScores]) const {
-    const uint64_t a = ptx::wgmma_operand(shared_.queries(n_queries_) +
-                                          warpgroup_ * 64 * ptx::kSwizzleRowBytes),
-                   b = ptx::wgmma_operand(shared_.keys(n));
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int s = 0; s < C::kDim / kDepth; ++s) {
-      const uint64_t rows = a + s / 4 * (C::kQueryPartBytes / 16) + s % 4 * 2,
-                     keys = b + s / 4 * (C::kKeyPartBytes / 16) + s % 4 * 2;
-      if constexpr (C::kCodes) {
-        ptx::wgmma_e4m3(score, rows, keys, s > 0);
-      } else {
-        ptx::wgmma_16bit<Element, 0, 0>(score, rows, keys, s > 0);
-      }
-    }
-    ptx::wgmma_commit();
-  }
-  __device__ __forceinline__ void multiply_pv(const uint32_t (&prob)[kSteps][4], float (&acc)[kSums]) const {
-    const uint64_t b = C::kCodes ? ptx::wgmma_operand(shared_.values(n_))
-                                 : ptx::wgmma_transposed_operand(shared_.values(n_), C::kKeyPartBytes);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      if constexpr (C::kCodes) {
-        ptx::wgmma_e4m3(acc, prob[s], b + s * 2, s > 0);
-      } else {
-        ptx::wgmma_16bit<Element, 1>(acc, prob[s], b + s * (16 * ptx::kSwizzleRowBytes / 16), true);
-      }
-    }
-    ptx::wgmma_commit();
-  }
-
-  // Scores become probabilities; alpha: by what accumulators are rescaled. row_max_: log2.
-  __device__ __forceinline__ void softmax(const int2& keys, float (&score)[kScores], float (&alpha)[2]) {
-    const FlashShape& s = p_.shape;
-    float factor = s.scale_log2;
-    if (s.softcap > 0.0f || factor < 0.0f) {
-      if (s.softcap > 0.0f) {
-        const float out = s.softcap * kFlashLog2e, in = factor / out;
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) score[i] = out * flash_tanh(score[i] * in);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) score[i] *= factor;
-      }
-      factor = 1.0f;
-    }
-    const int32_t last = C::kSparse ? keys.y + 64 : keys.x + C::kTileKeys;  // blocks ascend
-    if (keys.x < whole_first_ || last > whole_past_) mask(keys, score);
-    float tile_max[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) tile_max[i / 2 % 2] = fmaxf(tile_max[i / 2 % 2], score[i]);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float new_max = fmaxf(row_max_[r], tile::quad_max(tile_max[r]) * factor);
-      const float base = new_max == -INFINITY ? 0.0f : new_max;
-      alpha[r] = ptx::exp2_approx(row_max_[r] - base);
-      row_max_[r] = new_max;
-      float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-      for (int j = 0; j < kScores / 4; ++j) {
-        float* p = score + 4 * j + 2 * r;
-        p[0] = ptx::exp2_approx(fmaf(p[0], factor, -base));
-        p[1] = ptx::exp2_approx(fmaf(p[1], factor, -base));
-        sums[j % 2 * 2] += p[0], sums[j % 2 * 2 + 1] += p[1];
-      }
-      row_sum_[r] = fmaf(row_sum_[r], alpha[r], (sums[0] + sums[1]) + (sums[2] + sums[3]));
-    }
-  }
-  // The same of codes; scales: of the tile's keys and values. Probabilities are times 2^kShift and the
-  // values' scale, over the largest of them; row_max_ is the log2 of that, row_sum_ times 2^kShift.
-  __device__ __forceinline__ void softmax_of_codes(int32_t key, const float2& scales, float (&score)[kScores],
-                                                   float (&alpha)[2]) {
-    const FlashShape& s = p_.shape;
-    // Not zero, which would make NaN of what is hidden.
-    float factor[2] = {q_factor_[0] * scales.x, q_factor_[1] * scales.x};
-    if (s.softcap > 0.0f || s.scale_log2 < 0.0f) {
-      const float out = s.softcap * kFlashLog2e;
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        score[i] *= factor[i / 2 % 2];
-        if (s.softcap > 0.0f) score[i] = out * flash_tanh(score[i] / out);
-      }
-      factor[0] = factor[1] = 1.0f;
-    }
-    if (key < whole_first_ || key + C::kTileKeys > whole_past_) mask(int2{key, 0}, score);
-    const float value_log2 = fmaxf(log2f(scales.y), -120.0f), inverse = ptx::exp2_approx(-value_log2);
-    float tile_max[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) tile_max[i / 2 % 2] = fmaxf(tile_max[i / 2 % 2], score[i]);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float by = fmaxf(factor[r], 1e-37f);
-      const float new_max = fmaxf(row_max_[r], fmaf(tile::quad_max(tile_max[r]), by, value_log2));
-      const float base = new_max == -INFINITY ? 0.0f : new_max, from = base - value_log2 - kShift;
-      alpha[r] = ptx::exp2_approx(row_max_[r] - base);
-      row_max_[r] = new_max;
-      float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-      for (int j = 0; j < kScores / 4; ++j) {
-        float* p = score + 4 * j + 2 * r;
-        p[0] = ptx::exp2_approx(fmaf(p[0], by, -from));
-        p[1] = ptx::exp2_approx(fmaf(p[1], by, -from));
-        sums[j % 2 * 2] += p[0], sums[j % 2 * 2 + 1] += p[1];
-      }
-      row_sum_[r] = fmaf(row_sum_[r], alpha[r], ((sums[0] + sums[1]) + (sums[2] + sums[3])) * inverse);
-    }
-  }
-  __device__ __forceinline__ void mask(const int2& keys, float (&score)[kScores]) const {
-    const int32_t in_eight = static_cast<int32_t>(threadIdx.x % 4 * 2), from = keys.x + in_eight;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      int32_t low = first_key_[r] - from, past = past_key_[r] - from;
-#pragma unroll
-      for (int i = 0; i < kScores / 2; ++i) {
-        const int column = i / 2 * 8 + i % 2;
-        if (C::kSparse && column == 64) {
-          low = first_key_[r] - (keys.y - 64 + in_eight), past = past_key_[r] - (keys.y - 64 + in_eight);
-        }
-        float& s = score[i / 2 * 4 + 2 * r + i % 2];
-        s = column >= low && column < past ? s : -INFINITY;
-      }
-    }
-  }
-  __device__ __forceinline__ static void round_probs(const float (&score)[kScores],
-                                                     uint32_t (&prob)[kSteps][4]) {
-#pragma unroll
-    for (int i = 0; i < 4 * kSteps; ++i) {
-      if constexpr (C::kCodes) {  // of 16 keys a lane has 2t, 2t + 1, 2t + 8, 2t + 9: the order of values
-        const float* p = score + i / 2 * 8 + i % 2 * 2;
-        prob[i / 4][i % 4] = ptx::pack_e4m3(p[0], p[1], p[4], p[5]);
-      } else {
-        prob[i / 4][i % 4] = flash_pack<Element>(score[2 * i], score[2 * i + 1]);
-      }
-    }
-  }
-
-  // The head of this lane's row r: where rows are packed, they go over the heads of a token.
-  __device__ int32_t head_of(const FlashSchedule::Item& at, int r) const {
-    if (p_.pack == 1) return at.head;
-    const auto thread = static_cast<int32_t>(threadIdx.x % ptx::kWarpgroupThreads);
-    const int32_t row = warpgroup_ * 64 + thread / kWarpLanes * 16 + thread % kWarpLanes / 4 + 8 * r;
-    return at.head * p_.pack + row % p_.pack;
-  }
-
-  // The sink joins, out and lse are stored: a lane has eight columns of every 32.
-  __device__ __forceinline__ void store(const FlashSequence& seq, const FlashSchedule::Item& at,
-                                        const float (&acc)[kSums]) const {
-    const FlashShape& s = p_.shape;
-    const int t = static_cast<int>(threadIdx.x % 4);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int32_t head = head_of(at, r);
-      const float sink = s.sinks != nullptr ? __ldg(s.sinks + head) * kFlashLog2e : -INFINITY;
-      const float row_max = row_max_[r] - kShift;
-      const float all = fmaxf(row_max, sink), base = all == -INFINITY ? 0.0f : all;
-      const float mine = ptx::exp2_approx(row_max - base);
-      const float sum = fmaf(tile::quad_sum(row_sum_[r]), mine, ptx::exp2_approx(sink - base));
-      const float inverse = sum > 0.0f ? mine / sum : sum == 0.0f ? 0.0f : sum;
-      const bool stored = query_[r] < seq.q_len;
-      if (p_.lse != nullptr && stored && t == 0) {
-        p_.lse[flash_lse_at(s, at.b, seq.q_start, head) + query_[r]] =
-            sum == 0.0f ? -INFINITY : fmaf(base, kFlashLn2, logf(sum));
-      }
-      auto* out = static_cast<typename C::Output*>(p_.out) +
-                  flash_row_at(p_.out_strides, at.b, seq.q_start, query_[r], head);
-#pragma unroll
-      for (int i = 0; i < C::kDimV / 32; ++i) {
-        uint32_t words[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float* x = acc + 16 * i + 4 * j + 2 * r;
-          words[j] = flash_pack<typename C::Output>(x[0] * inverse, x[1] * inverse);
-        }
-        flash_quad_transpose(words);
-        if (stored && 32 * i + 8 * t < p_.value_dim) {
-          *reinterpret_cast<uint4*>(out + 32 * i + 8 * t) = uint4{words[0], words[1], words[2], words[3]};
-        }
-      }
-    }
-  }
-
-  // Of a split: out before the sink joins, and the log2 of its sum.
-  __device__ __forceinline__ void store_partial(const FlashSequence& seq, const FlashSchedule::Item& at,
-                                                const float (&acc)[kSums]) const {
-    const FlashShape& s = p_.shape;
-    const int t = static_cast<int>(threadIdx.x % 4);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float sum = tile::quad_sum(row_sum_[r]), inverse = sum > 0.0f ? 1.0f / sum : sum;
-      if (query_[r] >= seq.q_len) continue;
-      const int64_t row = (int64_t{at.b} * s.heads + head_of(at, r)) * s.max_q + query_[r];
-      const int64_t to = row * p_.schedule.splits + at.split;
-      if (t == 0) {
-        p_.partial_lse[to] = sum == 0.0f ? -INFINITY : row_max_[r] - kShift + log2f(sum);
-      }
-      if (sum == 0.0f) continue;
-      float* out = p_.partial_out + to * p_.value_dim + 2 * t;
-#pragma unroll
-      for (int i = 0; i < kSums / 4; ++i) {
-        if (8 * i < p_.value_dim) {
-          *reinterpret_cast<float2*>(out + 8 * i) = {acc[4 * i + 2 * r] * inverse,
-                                                     acc[4 * i + 2 * r + 1] * inverse};
-        }
-      }
-    }
-  }
-
-  const FlashForwardParams& p_;
-  const FlashForwardShared<C> shared_;
-  const int warpgroup_;
-  uint32_t n_ = 0, n_queries_ = 0;  // tiles and items with tiles so far
-  int32_t query_[2], first_key_[2], past_key_[2];
-  int32_t whole_first_, whole_past_;
-  float row_max_[2], row_sum_[2];  // row_sum_ is this lane's part
-  // kCodes: a row's scale times that of scores, and those of the sequence's blocks of keys.
-  float q_factor_[2];
-  const float *k_scales_, *v_scales_;
-};
-
 #endif  // MILLRACE_HAS_WGMMA
-
-template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1)
-    flash_forward_kernel(const __grid_constant__ FlashForwardParams p) {
-#ifdef MILLRACE_HAS_WGMMA
-  extern __shared__ __align__(1024) uint8_t shared[];
-  if (threadIdx.x == 0) FlashForwardShared<C>{shared}.init();
-  __syncthreads();  // the barriers are there
-  if (threadIdx.x < C::kConsumers * ptx::kWarpgroupThreads) {
-    if constexpr (C::kConsumers > 1) ptx::more_registers<C::kConsumerRegisters>();
-    FlashForwardConsumer<C>(p, shared).run();
-  } else {
-    if constexpr (C::kConsumers > 1) ptx::fewer_registers<C::kProducerRegisters>();
-    if (threadIdx.x / kWarpLanes == C::kConsumers * ptx::kWarpgroupWarps)
-      FlashForwardProducer<C>(p, shared).run();
-  }
-#else
-  __trap();
-#endif
-}
 
 }  // namespace millrace::cuda

@@ -5,6 +5,16 @@
 
 namespace millrace::cuda {
 
+// Windows so narrow that all keys of a warpgroup's queries are one tile, from a multiple of 16 on. Stages
+// have room for those of three warpgroups, of 16 tokens each at most.
+inline constexpr int32_t kFlashNarrowKeys = 160, kFlashNarrowRows = kFlashNarrowKeys + 2 * 16;
+inline bool flash_is_narrow(const mr_flash_problem& p) {
+  const int32_t group = p.heads / p.kv_heads, tokens = 64 / group;
+  if (p.window_left < 0 || p.window_right < 0 || p.pages != nullptr) return false;
+  return 64 % group == 0 && tokens <= 16 &&
+         int64_t{p.window_left} + p.window_right + tokens + 15 <= kFlashNarrowKeys;
+}
+
 template <class Element>
 void launch_flash_forward_dims(const FlashForwardCall& call, const Launch& at) {
   const mr_flash_problem& problem = call.problem;
@@ -24,6 +34,13 @@ void launch_flash_forward_dims(const FlashForwardCall& call, const Launch& at) {
   }
   // More keys a tile pay where few tiles are masked.
   const bool whole = problem.window_left < 0 && problem.pages == nullptr;
+  if (both <= 64 && flash_is_narrow(problem)) {
+    return launch(
+        FlashForwardConfig<Element, 64, 64, kFlashNarrowKeys, 3, 3, false, false, kFlashNarrowRows>{});
+  }
+  if (both <= 64 && problem.window_left >= 0) {
+    return launch(FlashForwardConfig<Element, 64, 64, 128, 3, 4, false, false, 0, true>{});
+  }
   if (both <= 64) return launch(FlashForwardConfig<Element, 64, 64, 128, 3, 4, false>{});
   if (both <= 96) return launch(FlashForwardConfig<Element, 96, 96, 128, 2, 2, true>{});
   if (both <= 128 && whole) return launch(FlashForwardConfig<Element, 128, 128, 176, 2, 2, true>{});

@@ -28,7 +28,10 @@ void launch_of_dim(const FlashForwardCall& call, const Launch& at) {
   if (flash_is_decode(problem)) {
     launch_flash_forward_as<FlashForwardConfig<Code, kDim, kDim, 128, 1, 5, false>>(call, at);
   } else {
-    launch_flash_forward_as<FlashForwardConfig<Code, kDim, kDim, 128, 2, 4, true>>(call, at);
+    // Then without turns; of 128 dimensions there are no registers for it.
+    constexpr bool kOverItems = kDim == 64;
+    launch_flash_forward_as<
+        FlashForwardConfig<Code, kDim, kDim, 128, 2, 4, !kOverItems, false, 0, kOverItems>>(call, at);
   }
 }
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/attention/flash_forward.cuh"
 #include "kernels/cuda/attention/flash_forward_call.h"
+#include "kernels/cuda/attention/flash_forward_consumer.cuh"
 
 namespace millrace::cuda {
 
@@ -103,7 +103,7 @@ void make_flash_forward_maps(FlashForwardParams& p, const FlashForwardCall& call
     p.v_ends = flash_page_end_map(device, call.v, bytes, value_dim, problem.page_tokens, heads, box);
     return;
   }
-  const uint32_t rows = C::kSparse ? 64 : C::kTileKeys;
+  const uint32_t rows = C::kSparse ? 64 : C::kWindow ? static_cast<uint32_t>(p.window_rows) : C::kTileKeys;
   p.k = flash_map(device, call.k, bytes, ragged_k, problem.head_dim, problem.max_k, problem.kv_heads,
                   problem.batch, rows);
   if (C::kCodes) return;
@@ -124,6 +124,7 @@ void launch_flash_forward_as(const FlashForwardCall& call, const Launch& at) {
   // others do not.
   p.pack = !C::kSparse && C::kRows % p.shape.group == 0 ? p.shape.group : 1;
   p.tile_tokens = C::kRows / p.pack;
+  p.window_rows = C::kWindow ? C::kTileKeys + ((C::kRows - 64) / p.pack + 15) / 16 * 16 : 0;
   make_flash_forward_maps<C>(p, call, at.device);
   if constexpr (C::kSparse) {
     p.block_keys = problem.blocks->block_k, p.block_rows = problem.blocks->q_blocks;
@@ -148,9 +149,11 @@ void launch_flash_forward_as(const FlashForwardCall& call, const Launch& at) {
                 static_cast<int32_t>(heads),
                 splits,
                 static_cast<int32_t>(section)};
-  flash_plan_kernel<<<1, kFlashPlanThreads, 0, at.stream>>>(problem.cu_q, problem.batch, p.tile_tokens,
-                                                            call.counter, call.tile_starts);
-  check_launch("flash_plan_kernel");
+  if (!C::kWindow || call.tile_starts != nullptr) {
+    flash_plan_kernel<<<1, kFlashPlanThreads, 0, at.stream>>>(problem.cu_q, problem.batch, p.tile_tokens,
+                                                              call.counter, call.tile_starts);
+    check_launch("flash_plan_kernel");
+  }
   const auto kernel = flash_forward_kernel<C>;
   allow_shared_memory(kernel, C::kSharedBytes);
   const int64_t items = tiles * problem.batch * heads * splits;

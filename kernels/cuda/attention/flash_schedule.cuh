@@ -1,7 +1,8 @@
 // Work items of the forward kernel: (sequence, head, tile of queries, split of the keys). A persistent CTA
 // takes its first by its index and the next from a counter in the workspace, so that it makes no difference
-// how long each takes; who takes one does not change its result. Of causal calls the longest come first.
-// Heads go in sections whose keys and values fit in L2.
+// how long each takes (of narrow windows, whose items are alike, every gridDim-th); who takes one does not
+// change its result. Of causal calls the longest come first. Heads go in sections whose keys and values fit
+// in L2.
 #pragma once
 
 #include "kernels/cuda/attention/flash_problem.cuh"

@@ -13,6 +13,12 @@ __device__ inline void bulk_add(float* to, const void* from, uint32_t bytes) {
                     "r"(shared_address(from)), "r"(bytes)
                     : "memory");
 }
+// The same of int32, whose sums do not depend on their order.
+__device__ inline void bulk_add(int32_t* to, const void* from, uint32_t bytes) {
+  MILLRACE_BULK_ASM("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0], [%1], %2;" ::"l"(to),
+                    "r"(shared_address(from)), "r"(bytes)
+                    : "memory");
+}
 // Until all of this thread's groups have been written.
 __device__ inline void bulk_written() { MILLRACE_BULK_ASM("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
