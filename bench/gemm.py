@@ -4,8 +4,9 @@
     gemm.py LIBRARY [--json]      needs torch and a GPU
 
 Shapes of 4096^3, 8192^3, Llama 8B, gpt-oss-20b and Qwen3-30B-A3B; NT is the forward product, NN the gradient of its
-input, TN that of its weight. FP8 has scales of 1 x 128 and 128 x 128 here, one per tensor in cuBLAS. An epilogue is
-beside the same product without.
+input, TN that of its weight. Below 1,024 rows weights are read from memory, as between the layers of a model: copies of
+them take turns, so that none is in L2; with a long k there is a line with split_k as well. FP8 has scales of 1 x 128 and
+128 x 128 here, one per tensor in cuBLAS. An epilogue is beside the same product without.
 """
 import argparse
 import json
@@ -22,6 +23,7 @@ SHAPES = [("4096^3", 4096, 4096, 4096), ("8192^3", 8192, 8192, 8192), ("Llama 8B
           ("Llama 8B gate and up, 256 rows", 256, 28672, 4096), ("Llama 8B qkv, 256 rows", 256, 6144, 4096),
           ("Llama 8B qkv, 128 rows", 128, 6144, 4096), ("Llama 8B down, 128 rows", 128, 4096, 14336),
           ("gpt-oss-20b qkv, 128 rows", 128, 5120, 2880), ("Llama 8B qkv, 64 rows", 64, 6144, 4096)]
+COLD_BYTES = 250 << 20  # of weights that take turns: an H200's L2 has 50 MB
 LAYOUTS = (("NT", 0, 1), ("NN", 0, 0), ("TN", 1, 0))
 
 
@@ -56,11 +58,20 @@ def sixteen_bits(torch, gemm, add):
         for name, m, n, k in SHAPES:
             for layout, ta, tb in LAYOUTS:
                 a = random_matrix(torch, *((k, m) if ta else (m, k)), dtype)
-                b = random_matrix(torch, *((n, k) if tb else (k, n)), dtype)
+                copies = 1 if m >= 1024 else max(2, -(-COLD_BYTES // (2 * n * k)))
+                weights = [random_matrix(torch, *((n, k) if tb else (k, n)), dtype) for _ in range(copies)]
                 c = torch.empty(m, n, device="cuda", dtype=dtype)
-                left, right = a.t() if ta else a, b.t() if tb else b
-                add(f"{str(dtype)[6:]} {layout} {name}", m * n * k, lambda: gemm(a, b, c, ta, tb),
-                    lambda: torch.mm(left, right, out=c))
+                left = a.t() if ta else a
+
+                def theirs():
+                    for b in weights:
+                        torch.mm(left, b.t() if tb else b, out=c)
+                for split_k in (0, 1) if m < 1024 and k >= 8192 else (0,):
+                    def ours():
+                        for b in weights:
+                            gemm(a, b, c, ta, tb, split_k=split_k)
+                    add(f"{str(dtype)[6:]} {layout} {name}{', split_k' if split_k else ''}", copies * m * n * k, ours, theirs,
+                        repeats=max(2, 12 // copies))
 
 
 def eight_bits(torch, gemm, add):
@@ -106,8 +117,8 @@ def main():
     torch.manual_seed(1)
     rows = []
 
-    def add(name, products, ours, peer, beside="cuBLAS"):
-        tflops = [2 * products / of / 1e9 for of in milliseconds(torch, [ours, peer])]
+    def add(name, products, ours, peer, beside="cuBLAS", repeats=12):
+        tflops = [2 * products / of / 1e9 for of in milliseconds(torch, [ours, peer], repeats)]
         rows.append({"name": name, "tflops": tflops[0], f"{beside.lower()}_tflops": tflops[1]})
         if not arguments.json:
             print(f"{name:48} {tflops[0]:6.0f} TFLOP/s  {beside} {tflops[1]:6.0f}, {100 * tflops[0] / tflops[1]:4.0f}%",

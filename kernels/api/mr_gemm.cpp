@@ -148,6 +148,7 @@ mr_gemm_args checked(const mr_gemm_args* given) {
   require_range(args.k, 0, kMaxGemmSize, "args.k");
   require_range(args.transpose_a, 0, 1, "args.transpose_a");
   require_range(args.transpose_b, 0, 1, "args.transpose_b");
+  require_range(args.split_k, 0, 1, "args.split_k");
   require_enum(args.activation, MR_GEMM_NONE, MR_GEMM_CLAMPED_SWIGLU, "args.activation");
   check_matrix(args.a, args.transpose_a ? args.k : args.m, args.transpose_a ? args.m : args.k, args.lda,
                args.type, "args.a", "args.lda");

@@ -422,6 +422,7 @@ TEST(Gemm, WhatIsWrongIsNamedAndNothingWritten) {
   refused(MR_ERROR_INVALID, "args.lda", [](mr_gemm_args& x) { x.lda = 7; });
   refused(MR_ERROR_INVALID, "args.ldc", [](mr_gemm_args& x) { x.ldc = -8; });
   refused(MR_ERROR_INVALID, "args.transpose_b", [](mr_gemm_args& x) { x.transpose_b = 2; });
+  refused(MR_ERROR_INVALID, "args.split_k", [](mr_gemm_args& x) { x.split_k = 2; });
   refused(MR_ERROR_INVALID, "args.activation",
           [](mr_gemm_args& x) { std::memset(&x.activation, 9, sizeof x.activation); });
   refused(MR_ERROR_INVALID, "a_scales", [&](mr_gemm_args& x) { x.a_scales = a.data(); });

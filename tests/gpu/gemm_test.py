@@ -19,7 +19,8 @@ class Args(ctypes.Structure):
                 ("transpose_b", I), ("out_type", I), ("c", P), ("ldc", L), ("alpha", F), ("a_scales", P), ("b_scales", P),
                 ("a_scale_stride", L), ("b_scale_stride", L), ("bias", P), ("activation", I), ("residual", P),
                 ("residual_stride", L), ("gate_alpha", F), ("gate_limit", F), ("c_scales", P), ("c_scale_stride", L),
-                ("b_type", I), ("a_scale_rows", I), ("a_scale_cols", I), ("b_scale_rows", I), ("b_scale_cols", I)]
+                ("b_type", I), ("a_scale_rows", I), ("a_scale_cols", I), ("b_scale_rows", I), ("b_scale_cols", I),
+                ("split_k", I)]
 
 
 def skip(why):
@@ -44,12 +45,12 @@ class Gemm:
             raise RuntimeError(f"status {status}: {self.c.mr_last_error().decode()}")
 
     def __call__(self, a, b, c, transpose_a, transpose_b, bias=None, activation=0, residual=None, scales=None, alpha=1.0,
-                 c_scales=None, grids=None):
+                 c_scales=None, grids=None, split_k=0):
         args = Args(type=self.types[a.dtype], m=c.shape[0], n=b.shape[0 if transpose_b else 1],
                     k=a.shape[0 if transpose_a else 1],
                     a=a.data_ptr(), lda=a.stride(0), transpose_a=transpose_a, b=b.data_ptr(), ldb=b.stride(0),
                     transpose_b=transpose_b, out_type=self.types[c.dtype], c=c.data_ptr(), ldc=c.stride(0), alpha=alpha,
-                    activation=activation)
+                    activation=activation, split_k=split_k)
         if bias is not None:
             args.bias = bias.data_ptr()
         if residual is not None:
@@ -156,6 +157,32 @@ class Test:
                 self.gemm(a, b, every, 0, 1)
                 self.gemm(a[:m], b, beside, 0, 1)
                 self.expect(name, torch.equal(every[:m], beside), "other bits than among more rows")
+
+    def split(self):
+        """K in parts, with every epilogue that such kernels have; the same bits in 100 runs."""
+        torch = self.torch
+        gelu = torch.nn.functional.gelu
+        shapes = (128, 4096, 14336), (64, 1048, 8200), (33, 4096, 4096), (100, 328, 16384), (1, 4096, 14336), (130, 72, 9992)
+        for dtype, allowed in ((torch.bfloat16, 6e-3), (torch.float16, 8e-4)):
+            for m, n, k in shapes:
+                bias, residual = torch.randn(n, device="cuda"), random_matrix(torch, m, n, dtype, 8)
+                for transpose_a, transpose_b in ((0, 1), (0, 0), (1, 0)):
+                    a = random_matrix(torch, *((k, m) if transpose_a else (m, k)), dtype, 8 - m % 8 if transpose_a else 8)
+                    b = random_matrix(torch, *((n, k) if transpose_b else (k, n)), dtype, 8)
+                    name = f"split {dtype} {'NT'[transpose_a]}{'NT'[transpose_b]} {m} x {n} x {k}"
+                    for out in (torch.float32, dtype):
+                        self.compare(f"{name} to {out}", a, b, transpose_a, transpose_b, out,
+                                     2e-5 if out == torch.float32 else allowed, split_k=1)
+                    self.compare(f"{name}, all", a, b, transpose_a, transpose_b, dtype, allowed,
+                                 lambda x: gelu(0.01 * x + bias.double()) + residual.double(), split_k=1, alpha=0.01,
+                                 bias=bias, activation=1, residual=residual)
+                    first, other = (torch.empty(m, n, device="cuda") for _ in range(2))
+                    self.gemm(a, b, first, transpose_a, transpose_b, split_k=1)
+                    same = True
+                    for _ in range(100 if transpose_b else 3):
+                        self.gemm(a, b, other.fill_(float("nan")), transpose_a, transpose_b, split_k=1)
+                        same = same and torch.equal(first, other)
+                    self.expect(name, same, "other bits in another run")
 
     def gates(self):
         """Gated activations and outputs in FP8, of every type, layout and kernel."""
@@ -306,7 +333,7 @@ def main():
         skip("no GPU")
     torch.manual_seed(1)
     test = Test(torch, Gemm(sys.argv[1], torch))
-    for part in (test.layouts, test.epilogues, test.few_rows, test.gates, test.scales, test.mixed, test.grids, test.bits):
+    for part in (test.layouts, test.epilogues, test.few_rows, test.split, test.gates, test.scales, test.mixed, test.grids, test.bits):
         part()
     print(f"[  figure  ] cuda products: {test.cases} comparisons, {test.failed} failed")
     sys.exit(1 if test.failed else 0)

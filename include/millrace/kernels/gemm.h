@@ -10,7 +10,8 @@
  *     y  = x W^T      transpose_a 0, transpose_b 1  (NT)
  *     dx = dy W       transpose_a 0, transpose_b 0  (NN)
  *     dW = dy^T x     transpose_a 1, transpose_b 0  (TN)
- * Sums are float32 (int32 for MR_I8). The result does not depend on the run, and a row's not on other rows.
+ * Sums are float32 (int32 for MR_I8). The result does not depend on the run, and a row's not on other rows
+ * (but see split_k).
  *
  * Eight-bit floats in training: x with a scale for 1 x 128, W with one for 128 x 128 and dy with one for
  * 1 x 128 (E5M2 or E4M3) are quantized once, as they lie, and all three products take them:
@@ -80,6 +81,10 @@ typedef struct mr_gemm_args {
    * scale_stride apart (0: packed). 0 and 0: the grid described at a_scales. */
   int32_t a_scale_rows, a_scale_cols;
   int32_t b_scale_rows, b_scale_cols;
+  /* 1: where there are few rows a GPU may multiply parts of k at the same time and add their sums in order.
+   * The same bits in every run, but a row's then depend on m and n. 0: they do not. A CPU takes both and does
+   * the same. Measured with k 14,336 on an H200: no faster than 0 (docs/kernels/cuda_dense_gemm.md). */
+  int32_t split_k;
 } mr_gemm_args;
 
 /* As fast as it gets on Hopper where a, b, c and their rows are aligned to 16 bytes, and both operands of an

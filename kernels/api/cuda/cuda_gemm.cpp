@@ -99,6 +99,7 @@ cuda::DenseGemm dense_of(const mr_gemm_args& args) {
   op.lda = args.lda, op.ldb = args.ldb, op.ldc = args.ldc;
   op.mn_major_a = args.transpose_a != 0;
   op.mn_major_b = args.transpose_b == 0;
+  op.split_k = args.split_k != 0;
   if (args.type == MR_F8_E4M3 || args.type == MR_F8_E5M2) {
     op.a_scales = args.a_scales, op.a_scale_stride = args.a_scale_stride;
     op.b_scales = args.b_scales, op.b_scale_stride = args.b_scale_stride;

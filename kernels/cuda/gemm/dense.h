@@ -58,7 +58,9 @@ struct DenseGemm {
   int64_t a_scale_stride = 0, b_scale_stride = 0;
   DenseEpilogue epilogue;
   int32_t tile = 0;  // 0: chosen by shape; 1: 128 x 256 by clusters; 2: 128 x 128; 3: 64 x 128 (not e4m3);
-                     // of 16 bits, K-major, not e4m3: 4: 192 x 128; 5: 128 x 192 (no residual); 6: 64 x 64
+                     // of 16 bits, not e4m3: 5: 128 x 192; 6: 64 x 64 (not TN); NT: 4: 192 x 128, and by
+                     // clusters 7: 64 x 96, 8: 128 x 320. 5, 7 and 8 without an epilogue by rows
+  bool split_k = false;  // few rows may have K in parts, whose sums are added in their order
 };
 
 // Outputs of a row.

@@ -1,7 +1,7 @@
 // The parts that the dense warpgroup kernels share (dense_wgmma.cu, dense_fp8.cu): tensor maps, the ring of
 // stages, which tile is whose, and the way of a tile's outputs to memory.
 //
-// A CTA is two or three consumer warpgroups and a producer warp. A stage holds 128 bytes of K of both
+// A CTA is one to three consumer warpgroups and a producer warp. A stage holds 128 bytes of K of both
 // operands, 128-byte swizzle:
 //     K-major    [rows][128 bytes]: one box of a map
 //     MN-major   [64 outputs' chunk][64 rows of K][128 bytes]: a box for every 64 outputs
@@ -15,11 +15,10 @@
 #include <cuda.h>
 
 #include "kernels/cuda/gemm/dense_epilogue.cuh"
-#include "kernels/cuda/tile/launch.cuh"
 #include "kernels/cuda/tile/tensor_map.cuh"
 #include "millrace/kernels/tile/grid.cuh"
 #include "millrace/kernels/tile/ptx/bulk_reduce.cuh"
-#include "millrace/kernels/tile/ptx/cluster.cuh"
+#include "millrace/kernels/tile/ptx/cluster_shared.cuh"
 #include "millrace/kernels/tile/ptx/grid_dependency.cuh"
 #include "millrace/kernels/tile/ptx/mma.cuh"
 #include "millrace/kernels/tile/ptx/prefetch.cuh"
@@ -32,16 +31,18 @@ inline constexpr int kPanelBytes = 64 * 128;
 inline constexpr int kDenseSharedBytes = 232448;  // that a CTA of Hopper may have
 
 // kM x kN outputs of a CTA, clusters of kCluster CTAs that share kN: consecutive kM. A consumer warpgroup has
-// 64 rows; of a tile of 64 rows and 128 columns two have half of the columns each.
-template <class Element, int kM, int kN, int kCluster, bool kMnA, bool kMnB>
+// kTallness times 64 rows; of a tile of as many rows and 128 or more columns two have half of the columns.
+template <class Element, int kM, int kN, int kCluster, bool kMnA, bool kMnB, int kTallness = 1>
 struct DenseTile {
+  using Of = Element;
   static constexpr int kElementBytes = Element::kElementBytes;
   static constexpr int kStageK = 128 / kElementBytes;
   static constexpr int kRows = kM, kColumns = kN, kCtas = kCluster;
   static constexpr bool kTransposedA = kMnA, kTransposedB = kMnB;
   static constexpr int kABytes = kM * 128, kBBytes = kN * 128, kStageBytes = kABytes + kBBytes;
-  static constexpr bool kSplitColumns = kM == 64 && kN > 64;
-  static constexpr int kConsumers = kSplitColumns ? 2 : kM / 64;
+  static constexpr int kTall = kTallness;
+  static constexpr bool kSplitColumns = kM == 64 * kTall && kN > 64 && kN / 2 % 32 == 0;
+  static constexpr int kConsumers = kSplitColumns ? 2 : kM / 64 / kTall;
   static constexpr int kThreads = (kConsumers + 1) * 128;
   // Of a thread, once the warpgroups have shared out the registers; one consumer has all that it can use.
   static constexpr bool kSharesRegisters = kConsumers > 1;
@@ -49,12 +50,15 @@ struct DenseTile {
                        kProducerRegisters = kConsumers == 2 ? 24 : 32;
   static constexpr int kWarpgroupColumns = kSplitColumns ? kN / 2 : kN;
   static constexpr int kSums = kWarpgroupColumns / 2;
+  // They leave 64 columns at a time, the last perhaps only 32.
+  static constexpr bool kEndsHalf = kWarpgroupColumns % 64 != 0;
+  static_assert(!(kEndsHalf && kMnB));
   static constexpr int kPanelsBytes = kConsumers * 2 * kPanelBytes;
   static constexpr int kFits = (kDenseSharedBytes - 1024 - kPanelsBytes - 256) / kStageBytes;
   static constexpr int kStages = kFits < 12 ? kFits : 12;
   static constexpr int kBytes = 1024 + kStages * kStageBytes + kPanelsBytes + 256;
-  static_assert(kStages >= 3 && kM % 64 == 0 && kN % 64 == 0 && kM <= 192);
-  static_assert(kN / 64 % kCluster == 0);
+  static_assert(kStages >= 3 && kM % (64 * kTall) == 0 && kN % 32 == 0 && kConsumers <= 3);
+  static_assert(kN / (kMnB ? 64 : 8) % kCluster == 0);
   using Ring = tile::RingBarriers<kStages, kCtas>;
   static_assert(sizeof(Ring) + kConsumers * 2 * sizeof(uint64_t) <= 256);
   // Whether the epilogue can go by rows: parts of 128 columns, or one of 64.
@@ -65,6 +69,7 @@ struct DenseTile {
 
 struct DenseProblem {
   CUtensorMap a, b, c, residual;
+  CUtensorMap c_half, residual_half;  // of 16 bits, in boxes of 32 columns
   DenseEpilogue epilogue;
   void* out;
   int64_t ldc;
@@ -119,39 +124,43 @@ __device__ inline void load_box(void* to, const CUtensorMap* map, int32_t inner,
   }
 }
 
-// The producer, one thread: its CTA's rows of a, and its share of the columns of b to all CTAs of the
-// cluster.
+// A stage on its way: this CTA's rows of a from `row` on, and its share of the columns of b, from `column`
+// on, to all CTAs of the cluster.
+template <class Tile>
+__device__ inline void load_stage(const DenseProblem& p, const DenseShared<Tile>& shared,
+                                  typename Tile::Ring::Cursor at, int row, int column, int rank, int block) {
+  constexpr int kShare = Tile::kColumns / Tile::kCtas;
+  shared.ring->wait_empty(at);
+  uint64_t* full = shared.ring->full + at.stage;
+  uint8_t* to = shared.stages + at.stage * Tile::kStageBytes;
+  const int k = block * Tile::kStageK;
+  shared.ring->expect(at, Tile::kStageBytes);
+  if constexpr (Tile::kTransposedA) {
+#pragma unroll
+    for (int i = 0; i < Tile::kRows / 64; ++i) load_box<1>(to + i * 64 * 128, &p.a, row + 64 * i, k, full);
+  } else {
+    load_box<1>(to, &p.a, k, row, full);
+  }
+  uint8_t* mine = to + Tile::kABytes + rank * kShare * 128;
+  if constexpr (Tile::kTransposedB) {
+#pragma unroll
+    for (int i = 0; i < kShare / 64; ++i)
+      load_box<Tile::kCtas>(mine + i * 64 * 128, &p.b, column + 64 * i, k, full);
+  } else {
+    load_box<Tile::kCtas>(mine, &p.b, k, column, full);
+  }
+}
+// The producer, one thread.
 template <class Tile>
 __device__ void produce(const DenseProblem& p, const DenseShared<Tile>& shared) {
   const int rank = static_cast<int>(blockIdx.x % Tile::kCtas);
   typename Tile::Ring::Cursor at;
   tile::each_tile<Tile::kCtas>(p.order, [&](tile::TileOrder::At tile) {
-    constexpr int kShare = Tile::kColumns / Tile::kCtas;
     const int row = (tile.m * Tile::kCtas + rank) * Tile::kRows;
     const int column = p.gate_columns > 0 ? tile.n * p.gate_columns + rank * p.outputs
-                                          : tile.n * Tile::kColumns + rank * kShare;
-    for (int block = 0; block < p.k_blocks; ++block, ++at) {
-      shared.ring->wait_empty(at);
-      uint64_t* full = shared.ring->full + at.stage;
-      uint8_t* to = shared.stages + at.stage * Tile::kStageBytes;
-      const int k = block * Tile::kStageK;
-      shared.ring->expect(at, Tile::kStageBytes);
-      if constexpr (Tile::kTransposedA) {
-#pragma unroll
-        for (int i = 0; i < Tile::kRows / 64; ++i)
-          load_box<1>(to + i * 64 * 128, &p.a, row + 64 * i, k, full);
-      } else {
-        load_box<1>(to, &p.a, k, row, full);
-      }
-      uint8_t* mine = to + Tile::kABytes + rank * kShare * 128;
-      if constexpr (Tile::kTransposedB) {
-#pragma unroll
-        for (int i = 0; i < kShare / 64; ++i)
-          load_box<Tile::kCtas>(mine + i * 64 * 128, &p.b, column + 64 * i, k, full);
-      } else {
-        load_box<Tile::kCtas>(mine, &p.b, k, column, full);
-      }
-    }
+                                          : tile.n * Tile::kColumns + rank * (Tile::kColumns / Tile::kCtas);
+    for (int block = 0; block < p.k_blocks; ++block, ++at)
+      load_stage(p, shared, at, row, column, rank, block);
   });
 }
 
@@ -168,8 +177,8 @@ struct DenseCursor : Tile::Ring::Cursor {
   // By one thread of the warpgroup: stage `read` has been read.
   __device__ void release(uint32_t read) const { shared.ring->release({read, 0}); }
   __device__ uint64_t a() const {
-    const uint8_t* at =
-        shared.stages + this->stage * Tile::kStageBytes + (Tile::kSplitColumns ? 0 : warpgroup * 64 * 128);
+    const uint8_t* at = shared.stages + this->stage * Tile::kStageBytes +
+                        (Tile::kSplitColumns ? 0 : warpgroup * Tile::kTall * 64 * 128);
     return Tile::kTransposedA ? ptx::wgmma_transposed_operand(at, 64 * 128) : ptx::wgmma_operand(at);
   }
   __device__ uint64_t b() const {
@@ -179,16 +188,20 @@ struct DenseCursor : Tile::Ring::Cursor {
   }
 };
 
-// The four products of a stage, under way.
-template <class Element, class Tile, class Sum, int kSums>
-__device__ inline void multiply_stage(const DenseCursor<Tile>& at, Sum (&sum)[kSums], bool first) {
+// The four products of a stage, under way: all of a warpgroup's rows, 64 at a time.
+template <class Element, class Tile, class Sum, int kTall, int kSums>
+__device__ inline void multiply_stage(const DenseCursor<Tile>& at, Sum (&sum)[kTall][kSums], bool first) {
   constexpr uint64_t kNextA = Tile::kTransposedA ? 128 : 2, kNextB = Tile::kTransposedB ? 128 : 2;
+  constexpr uint64_t kNextRows = 64 * 128 / 16;
   const uint64_t a = at.a(), b = at.b();
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    ptx::DenseWgmma<Element, Tile::kWarpgroupColumns, Tile::kTransposedA, Tile::kTransposedB>::multiply(
-        sum, a + i * kNextA, b + i * kNextB, !first || i > 0);
+#pragma unroll
+    for (int rows = 0; rows < kTall; ++rows) {
+      ptx::DenseWgmma<Element, Tile::kWarpgroupColumns, Tile::kTransposedA, Tile::kTransposedB>::multiply(
+          sum[rows], a + rows * kNextRows + i * kNextA, b + i * kNextB, !first || i > 0);
+    }
   }
   ptx::wgmma_commit();
 }
@@ -227,29 +240,55 @@ struct DensePanels {
   }
 
   // 64 rows and columns of the residual on their way to a panel that no copy reads any more; by the leader.
-  __device__ void load_panel(const DenseProblem& p, int panel, int32_t row, int32_t column) const {
-    ptx::barrier_arrive_expect(arrived + panel, kPanelBytes);
-    ptx::tma_load_box(panels + panel * kPanelBytes, &p.residual, column, row, arrived + panel);
+  // half: 32 columns.
+  __device__ void load_panel(const DenseProblem& p, int panel, int32_t row, int32_t column,
+                             bool half = false) const {
+    ptx::barrier_arrive_expect(arrived + panel, half ? kPanelBytes / 2 : kPanelBytes);
+    ptx::tma_load_box(panels + panel * kPanelBytes, half ? &p.residual_half : &p.residual, column, row,
+                      arrived + panel);
+  }
+  // Where 16 bytes of columns 8j and on of a panel's row lie; of one of 32 columns in rows of 64 bytes, whose
+  // chunks are exchanged as its copies do.
+  __device__ static uint32_t place(uint32_t row, uint32_t at, bool half) {
+    const uint32_t narrow = row * 64 + at;
+    return half ? narrow ^ (narrow >> 3 & 0x30u) : ptx::swizzled(row, at);
+  }
+  // Groups of 64 columns in which kSums leave, and whether one is the last and has 32.
+  template <int kSums>
+  static constexpr int kGroupsOf = (kSums + 31) / 32;
+  template <int kSums>
+  __device__ static bool ends_half(int group) {
+    return kSums % 32 != 0 && group + 1 == kGroupsOf<kSums>;
   }
   // Those of a tile's first two groups of columns, under its products.
   __device__ void load_residual(const DenseProblem& p, int32_t row, int32_t column) const {
     if (!leader()) return;
     const bool gated = p.gate_columns > 0;
     ptx::bulk_store_wait();
-    const int groups = gated ? Tile::kSums / 64 : Tile::kSums / 32;
+    const int groups = gated ? Tile::kSums / 64 : kGroupsOf<Tile::kSums>;
     for (int i = 0; i < min(groups, 2); ++i)
-      load_panel(p, turn ^ i, row, (gated ? column / 2 : column) + 64 * i);
+      load_panel(p, turn ^ i, row, (gated ? column / 2 : column) + 64 * i, ends_half<Tile::kSums>(i));
+  }
+  // Of 64 columns alone, and their way out.
+  __device__ void load_block(const DenseProblem& p, int32_t row, int32_t column) const {
+    if (!leader()) return;
+    ptx::bulk_store_wait();
+    load_panel(p, turn, row, column);
+  }
+  __device__ void store_block(const DenseProblem& p, float (&y)[32], int32_t row, int32_t column) {
+    p.epilogue.plain() ? store_rounded(p, y, row, column) : finish_registers(p, y, row, column);
   }
   // y += the residual that has come to the panel whose turn it is, of the places where y will lie in it.
-  __device__ void add_panel(const DenseProblem& p, float (&y)[32]) {
+  __device__ void add_panel(const DenseProblem& p, float (&y)[32], bool half) {
     ptx::barrier_wait(arrived + turn, phases >> turn & 1u);
     phases ^= 1u << turn;
     const uint8_t* from = panels + turn * kPanelBytes;
     const auto r = static_cast<uint32_t>(16 * warp + lane / 8 % 2 * 8 + lane % 8);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
+      if (half && j == 2) break;
       const uint4 four =
-          ptx::ldmatrix_x4(from + ptx::swizzled(r, static_cast<uint32_t>(32 * j + lane / 16 * 16)));
+          ptx::ldmatrix_x4(from + place(r, static_cast<uint32_t>(32 * j + lane / 16 * 16), half));
       const uint32_t pairs[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -311,7 +350,8 @@ struct DensePanels {
   __device__ void store_rounded(const DenseProblem& p, Sum (&sum)[kSums], int32_t row, int32_t column) {
     const DenseEpilogue& e = p.epilogue;
 #pragma unroll 1
-    for (int group = 0; group < kSums / 32; ++group, column += 64) {
+    for (int group = 0; group < kGroupsOf<kSums>; ++group, column += 64) {
+      const bool half = ends_half<kSums>(group);
       float y[32];
 #pragma unroll
       for (int i = 0; i < 32; ++i) y[i] = static_cast<float>(sum[i]);
@@ -322,9 +362,9 @@ struct DensePanels {
         for (int i = 0; i < 32; ++i) y[i] *= e.alpha;
       }
       if (e.out == DenseOut::kF32) {
-        store_floats(p, y, row, column);
+        store_floats(p, y, row, column, half);
       } else {
-        store_halves(p, y, row, column, begin());
+        store_halves(p, y, row, column, begin(), half);
       }
     }
   }
@@ -340,10 +380,11 @@ struct DensePanels {
     float scale[2];
     row_factors(p, first_row, scale);
     int32_t at = gated ? column / 2 : column;
-    const int groups = gated ? kSums / 64 : kSums / 32;
+    const int groups = gated ? kSums / 64 : kGroupsOf<kSums>;
     const bool boxes = p.residual_at >= 0;
 #pragma unroll 1
     for (int group = 0; group < groups; ++group, at += 64) {
+      const bool half = ends_half<kSums>(group);
       float y[32];
       scale_and_bias<0>(p, sum, scale, at + 2 * t, gated ? p.outputs : p.n, y);
       with_activation(e.activation, [&]<DenseActivation kActivation>() {
@@ -352,16 +393,16 @@ struct DensePanels {
 #pragma unroll
       for (int i = 0; i < kSums - 32; ++i) sum[i] = sum[i + 32];
       if (boxes) {
-        add_panel(p, y);
+        add_panel(p, y, half);
         if (group > 0 && group + 1 < groups && leader()) {
           ptx::bulk_store_wait();
-          load_panel(p, turn ^ 1, row, at + 64);
+          load_panel(p, turn ^ 1, row, at + 64, ends_half<kSums>(group + 1));
         }
-        store_halves(p, y, row, at, panels + turn * kPanelBytes);
+        store_halves(p, y, row, at, panels + turn * kPanelBytes, half);
       } else if (e.out == DenseOut::kF32) {
-        store_floats(p, y, row, at);
+        store_floats(p, y, row, at, half);
       } else {
-        store_halves(p, y, row, at, begin());
+        store_halves(p, y, row, at, begin(), half);
       }
     }
   }
@@ -636,10 +677,12 @@ struct DensePanels {
   }
 
   // y[32]: 64 columns from `column` on, two panels.
-  __device__ void store_floats(const DenseProblem& p, const float (&y)[32], int32_t row, int32_t column) {
+  __device__ void store_floats(const DenseProblem& p, const float (&y)[32], int32_t row, int32_t column,
+                               bool half) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int panel = 0; panel < 2; ++panel) {
+      if (half && panel == 1) break;
       uint8_t* to = begin();
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -656,90 +699,22 @@ struct DensePanels {
   }
   // The same in 16 bits, one panel.
   __device__ void store_halves(const DenseProblem& p, const float (&y)[32], int32_t row, int32_t column,
-                               uint8_t* to) {
+                               uint8_t* to, bool half) {
     const DenseOut out = p.epilogue.out;
     const auto r = static_cast<uint32_t>(16 * warp + lane / 8 % 2 * 8 + lane % 8);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {  // 16 columns
+      if (half && j == 2) break;
       const int i = 8 * j;
       const uint32_t packed[4] = {pack(y[i], y[i + 1], out), pack(y[i + 2], y[i + 3], out),
                                   pack(y[i + 4], y[i + 5], out), pack(y[i + 6], y[i + 7], out)};
       ptx::store_matrices(
-          ptx::shared_address(to) + ptx::swizzled(r, static_cast<uint32_t>(32 * j + lane / 16 * 16)), packed);
+          ptx::shared_address(to) + place(r, static_cast<uint32_t>(32 * j + lane / 16 * 16), half), packed);
     }
-    end(&p.c, column, row);
+    end(half ? &p.c_half : &p.c, column, row);
   }
 };
 
 #endif  // MILLRACE_HAS_WGMMA
-
-// The map of a matrix of elements of `bytes`, [outer][inner] with rows `stride` elements apart, in boxes of
-// box_outer x 128 bytes, swizzled.
-inline CUtensorMap dense_map(const Device& device, const void* base, int bytes, int64_t inner, int64_t outer,
-                             int64_t stride, int box_outer) {
-  const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(device.tensor_map_encoder());
-  CUtensorMap map{};
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(inner), static_cast<cuuint64_t>(outer)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride * bytes)};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(128 / bytes), static_cast<cuuint32_t>(box_outer)};
-  const cuuint32_t steps[2] = {1, 1};
-  const CUtensorMapDataType type = bytes == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-                                   : bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
-                                                : CU_TENSOR_MAP_DATA_TYPE_UINT32;
-  const CUresult status = encode(&map, type, 2, const_cast<void*>(base), sizes, strides, box, steps,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check_call(status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
-  return map;
-}
-
-template <class Tile>
-DenseProblem dense_problem(const DenseGemm& op, const Launch& at) {
-  DenseProblem p{};
-  constexpr int kBytes = Tile::kElementBytes;
-  p.a = Tile::kTransposedA ? dense_map(at.device, op.a, kBytes, op.m, op.k, op.lda, 64)
-                           : dense_map(at.device, op.a, kBytes, op.k, op.m, op.lda, Tile::kRows);
-  p.b = Tile::kTransposedB
-            ? dense_map(at.device, op.b, kBytes, op.n, op.k, op.ldb, 64)
-            : dense_map(at.device, op.b, kBytes, op.k, op.n, op.ldb, Tile::kColumns / Tile::kCtas);
-  const int64_t outputs = dense_outputs(op);
-  const DenseEpilogue& e = op.epilogue;
-  const bool aligned = reinterpret_cast<uintptr_t>(e.residual) % 16 == 0 && e.residual_stride % 8 == 0;
-  const bool boxes = e.residual != nullptr && aligned && dense_out_bytes(e.out) == 2 &&
-                     op.type != DenseType::kE4m3 && op.k > 0;
-  p.residual_at = boxes ? (op.k > 2 * Tile::kStageK ? 2 : 0) : -1;
-  if (boxes) p.residual = dense_map(at.device, e.residual, 2, outputs, op.m, e.residual_stride, 64);
-  p.by_rows = e.residual != nullptr && !boxes;  // so that whole lines of it are read
-  if (!p.by_rows)
-    p.c = dense_map(at.device, op.c, dense_out_bytes(op.epilogue.out), outputs, op.m, op.ldc, 64);
-  p.epilogue = op.epilogue;
-  p.out = op.c;
-  p.ldc = op.ldc;
-  p.m = static_cast<int32_t>(op.m);
-  p.n = static_cast<int32_t>(op.n);
-  p.outputs = static_cast<int32_t>(outputs);
-  p.k_blocks = static_cast<int32_t>((op.k + Tile::kStageK - 1) / Tile::kStageK);
-  p.gate_columns = is_gated(op.epilogue.activation) ? Tile::kColumns / 2 : 0;
-  const int64_t rows = int64_t{Tile::kRows} * Tile::kCtas;
-  const int64_t columns = p.gate_columns > 0 ? p.gate_columns : Tile::kColumns;
-  // Groups of rows of tiles, so that the tiles in flight share operands in L2.
-  p.order = {static_cast<int32_t>((op.m + rows - 1) / rows),
-             static_cast<int32_t>((outputs + columns - 1) / columns), 16 / Tile::kCtas};
-  p.a_scales = op.a_scales;
-  p.b_scales = op.b_scales;
-  p.a_scale_stride = op.a_scale_stride;
-  p.b_scale_stride = op.b_scale_stride;
-  return p;
-}
-
-template <class Tile, class Kernel>
-void launch_dense_tile(const char* name, Kernel* kernel, const DenseGemm& op, const Launch& at) {
-  const DenseProblem p = dense_problem<Tile>(op, at);
-  const int clusters = at.device.sm_count() / Tile::kCtas;
-  const int64_t tiles = p.order.count();
-  const auto grid = static_cast<unsigned>((tiles < clusters ? tiles : clusters) * Tile::kCtas);
-  allow_shared_memory(kernel, Tile::kBytes);
-  launch_clusters(name, Tile::kCtas, kernel, dim3(grid), Tile::kThreads, Tile::kBytes, at, p);
-}
 
 }  // namespace millrace::cuda

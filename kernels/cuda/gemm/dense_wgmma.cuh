@@ -10,11 +10,13 @@
 // 8,192^3.)
 #pragma once
 
-#include "kernels/cuda/gemm/dense_tile.cuh"
+#include "kernels/cuda/gemm/dense_launch.cuh"
 
 namespace millrace::cuda {
 
-template <class Element, class Tile>
+// kPlain: sums are only rounded. With the code of all epilogues beside it small tiles were up to two fifths
+// slower.
+template <class Element, class Tile, bool kPlain>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     gemm_dense_wgmma_kernel(const __grid_constant__ DenseProblem p) {
 #ifdef MILLRACE_HAS_WGMMA
@@ -36,28 +38,46 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const bool leader = panels.leader();
     const int rank = static_cast<int>(blockIdx.x % Tile::kCtas);
     tile::each_tile<Tile::kCtas>(p.order, [&](tile::TileOrder::At tile) {
-      const int row =
-          (tile.m * Tile::kCtas + rank) * Tile::kRows + (Tile::kSplitColumns ? 0 : warpgroup * 64);
+      const int row = (tile.m * Tile::kCtas + rank) * Tile::kRows +
+                      (Tile::kSplitColumns ? 0 : warpgroup * Tile::kTall * 64);
       const int column =
           tile.n * Tile::kColumns + (Tile::kSplitColumns ? warpgroup * Tile::kWarpgroupColumns : 0);
-      panels.template prefetch_residual<Tile::kWarpgroupColumns>(p, row, column);
-      panels.warm_columns(p, column);
-      typename Element::Sum sum[Tile::kSums];
+      if constexpr (!kPlain) {
+#pragma unroll
+        for (int i = 0; i < Tile::kTall; ++i)
+          panels.template prefetch_residual<Tile::kWarpgroupColumns>(p, row + 64 * i, column);
+        panels.warm_columns(p, column);
+      }
+      typename Element::Sum sum[Tile::kTall][Tile::kSums];
       uint32_t before = 0;
       for (int block = 0; block < p.k_blocks; ++block, before = at.stage, at.advance()) {
         at.wait();
         multiply_stage<Element>(at, sum, block == 0);
-        if (block == p.residual_at) panels.load_residual(p, row, column);
+        if constexpr (!kPlain) {
+          if (block == p.residual_at) panels.load_residual(p, row, column);
+        }
         if (block > 0) {
           ptx::wgmma_wait<1>();
           if (leader) at.release(before);
         }
       }
-      typename DensePanels<Tile>::Ahead ahead = panels.read_ahead(p, row, column);
+      typename DensePanels<Tile>::Ahead ahead{};
+      if constexpr (!kPlain) ahead = panels.read_ahead(p, row, column);
       ptx::wgmma_wait<0>();
-      ptx::fence_registers(sum);
+#pragma unroll
+      for (int i = 0; i < Tile::kTall; ++i) ptx::fence_registers(sum[i]);
       if (leader) at.release(before);
-      panels.store(p, sum, row, column, ahead);
+      if constexpr (kPlain) {
+#pragma unroll
+        for (int i = 0; i < Tile::kTall; ++i) panels.store_rounded(p, sum[i], row + 64 * i, column);
+      } else {
+        panels.store(p, sum[0], row, column, ahead);
+#pragma unroll
+        for (int i = 1; i < Tile::kTall; ++i) {
+          if (p.residual_at >= 0) panels.load_residual(p, row + 64 * i, column);
+          panels.store(p, sum[i], row + 64 * i, column);
+        }
+      }
     });
     if (leader) ptx::bulk_store_wait();  // shared memory stays until copies have read it
   }
@@ -67,26 +87,31 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #endif
 }
 
-template <class Element, int kM, int kN, int kCluster, bool kMnA, bool kMnB>
+template <class Tile>
 void launch_dense_as(const DenseGemm& op, const Launch& at) {
-  using Tile = DenseTile<Element, kM, kN, kCluster, kMnA, kMnB>;
-  launch_dense_tile<Tile>("gemm_dense_wgmma_kernel", gemm_dense_wgmma_kernel<Element, Tile>, op, at);
+  launch_dense_tile<Tile>("gemm_dense_wgmma_kernel",
+                          op.epilogue.plain() ? gemm_dense_wgmma_kernel<typename Tile::Of, Tile, true>
+                                              : gemm_dense_wgmma_kernel<typename Tile::Of, Tile, false>,
+                          op, at);
 }
 
-// Tiles for few rows, of the forward product alone: every kernel takes seconds to compile.
-template <class Element, bool kMnA, bool kMnB>
-inline constexpr bool kDenseFurtherTiles = Element::kElementBytes == 2 && !kMnA && !kMnB;
-
+// Which tiles a layout has: every kernel takes seconds to compile.
 template <class Element, bool kMnA, bool kMnB>
 void launch_dense_shape(const DenseGemm& op, int tile, const Launch& at) {
-  if (tile == 1) return launch_dense_as<Element, 128, 256, 2, kMnA, kMnB>(op, at);
-  if (tile == 2) return launch_dense_as<Element, 128, 128, 1, kMnA, kMnB>(op, at);
-  if constexpr (kDenseFurtherTiles<Element, kMnA, kMnB>) {
-    if (tile == 4) return launch_dense_as<Element, 192, 128, 1, kMnA, kMnB>(op, at);
-    if (tile == 5) return launch_dense_as<Element, 128, 192, 1, kMnA, kMnB>(op, at);
-    if (tile == 6) return launch_dense_as<Element, 64, 64, 1, kMnA, kMnB>(op, at);
+  if (tile == 1) return launch_dense_as<DenseTile<Element, 128, 256, 2, kMnA, kMnB>>(op, at);
+  if (tile == 2) return launch_dense_as<DenseTile<Element, 128, 128, 1, kMnA, kMnB>>(op, at);
+  if constexpr (Element::kElementBytes == 2) {
+    if (tile == 5) return launch_dense_as<DenseTile<Element, 128, 192, 1, kMnA, kMnB>>(op, at);
+    if constexpr (!kMnA) {
+      if (tile == 6) return launch_dense_as<DenseTile<Element, 64, 64, 1, kMnA, kMnB>>(op, at);
+    }
+    if constexpr (!kMnB) {
+      if (tile == 4) return launch_dense_as<DenseTile<Element, 192, 128, 1, kMnA, kMnB>>(op, at);
+      if (tile == 7) return launch_dense_as<DenseTile<Element, 64, 96, 2, kMnA, kMnB>>(op, at);
+      if (tile == 8) return launch_dense_as<DenseTile<Element, 128, 320, 2, kMnA, kMnB, 2>>(op, at);
+    }
   }
-  launch_dense_as<Element, 64, 128, 1, kMnA, kMnB>(op, at);
+  launch_dense_as<DenseTile<Element, 64, 128, 1, kMnA, kMnB>>(op, at);
 }
 
 template <class Element>

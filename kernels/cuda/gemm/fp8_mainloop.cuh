@@ -7,7 +7,7 @@
 // loads those of block 4i + t, four to eight blocks ahead, and the others take them from it.
 #pragma once
 
-#include "kernels/cuda/gemm/dense_tile.cuh"
+#include "kernels/cuda/gemm/dense_launch.cuh"
 
 namespace millrace::cuda {
 

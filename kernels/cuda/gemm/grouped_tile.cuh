@@ -5,7 +5,7 @@
 // two tiles. Each loads half of the rows to both, and its own columns of `b`.
 #pragma once
 
-#include "kernels/cuda/gemm/dense_tile.cuh"
+#include "kernels/cuda/gemm/dense_launch.cuh"
 #include "kernels/cuda/gemm/group_schedule.cuh"
 #include "kernels/cuda/gemm/grouped.h"
 

@@ -51,9 +51,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     GroupedItem item;
     for (int index = static_cast<int>(blockIdx.x) / Tile::kCtas; cursor.find(index, item);
          index += static_cast<int>(gridDim.x) / Tile::kCtas) {
-      float sum[Tile::kSums];
+      float sum[1][Tile::kSums];
 #pragma unroll
-      for (int i = 0; i < Tile::kSums; ++i) sum[i] = 0.0f;
+      for (int i = 0; i < Tile::kSums; ++i) sum[0][i] = 0.0f;
       uint32_t before = 0;
       for (int k = 0; k < item.k_count; k += Tile::kStageK) {
         at.wait();
@@ -68,9 +68,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         at.advance();
       }
       ptx::wgmma_wait<0>();
-      ptx::fence_registers(sum);
+      ptx::fence_registers(sum[0]);
       if (leader && item.k_count > 0) at.release(before);
-      store_grouped(p, panels, item, warpgroup * 64, sum);
+      store_grouped(p, panels, item, warpgroup * 64, sum[0]);
     }
     if (leader) ptx::bulk_store_wait();  // shared memory stays until copies have read it
   }

@@ -1,18 +1,21 @@
 // GEMV with four-bit weights: one to eight rows of bf16 activations. The units of a tile of 64 rows lie one
 // after the other, so a work item, a tile's segment of 4,096 columns, is one run of 140 KB.
 //
-// A CTA is four consumer warps, 16 rows each, and a producer thread that keeps a ring of units under way by
-// bulk copies, 100 to 160 KB of an SM's three or four CTAs. All SMs have the same number of CTAs, which is
-// the one that leaves the SM with most items the fewest: five or six would leave a thread too few registers
-// to have a unit's loads under way at once. A CTA keeps its segment, and prefetches its first units to L2
-// while the kernel before still runs. The consumers load its activations once, or 2,048 columns at a time
-// where rows are many, in the order in which a lane needs them, while the ring fills:
+// A CTA is four consumer warps, 16 rows of a tile each, and a producer thread that keeps a ring of units
+// under way by bulk copies, 100 to 160 KB of an SM's three or four CTAs. Where there are enough tiles an item
+// is two of them: a warp has two chains of products that do not wait for one another, and loads activations
+// and waits for barriers once for both. All SMs have the same number of CTAs, which is the one that leaves
+// the SM with most items the fewest: five or six would leave a thread too few registers to have a unit's
+// loads under way at once. A CTA keeps its segment, and prefetches its first units to L2 while the kernel
+// before still runs. The consumers load its activations once, or 2,048 columns at a time where rows are many,
+// in the order in which a lane needs them, while the ring fills:
 //     x   [row][unit 16 or 32][chunk 4][t 4] 16 bytes: the B operands of two steps of 16 columns
 // Rows are the columns of m16n8k16 products: the chains, and so the bits, of lowbit_wgmma.cuh. Several
 // segments' sums are added in order by a kernel of their own.
 //
 // Roofline: the units' bytes at 4.3 TB/s (measured copy of an H200), some 19 bytes a cycle of an SM. A unit
-// is 4 x 150 (e2m1) to 4 x 210 (INT4) issue slots: 29 to 20 bytes a cycle.
+// is 4 x 150 (e2m1) to 4 x 190 (INT4) issue slots: 29 to 22 bytes a cycle. INT4 keeps the FMA pipe busy 60%
+// of the time (96 operations of two bf16 a unit and warp).
 #include <algorithm>
 
 #include "kernels/cuda/gemm/lowbit_format.cuh"
@@ -22,6 +25,7 @@
 #include "millrace/kernels/tile/ptx/grid_dependency.cuh"
 #include "millrace/kernels/tile/ptx/grid_sync.cuh"
 #include "millrace/kernels/tile/ptx/mma.cuh"
+#include "millrace/kernels/tile/ptx/permute.cuh"
 
 namespace millrace::cuda {
 namespace {
@@ -33,9 +37,9 @@ constexpr int kZeroBytes = 256;  // a unit's activations of a row that is not th
 struct GemvProblem {
   LowbitGemm op;
   int32_t row_tiles, column_units, segments;
-  int32_t tiles_apart;  // of a CTA's items
-  int32_t ring;         // units
-  int32_t window_bits;  // 2^ so many units' activations are in shared memory
+  int32_t items, items_apart;  // of tiles; of a CTA
+  int32_t ring;                // stages, of a unit of each tile of an item
+  int32_t window_bits;         // 2^ so many units' activations are in shared memory
   MILLRACE_HOST_DEVICE int32_t window() const { return 1 << window_bits; }
   // Of x; neighbours in different banks.
   MILLRACE_HOST_DEVICE int32_t row_bytes() const { return window() * 256 + 64; }
@@ -56,12 +60,13 @@ __device__ void load_rows(const GemvProblem& p, int first_unit, uint8_t* to) {
   }
 }
 
-template <mr_lowbit_format kFormat>
+// kTiles tiles at a time, a warp 16 rows of each: two chains of products that do not wait for one another.
+template <mr_lowbit_format kFormat, int kTiles>
 __global__ void __launch_bounds__(kThreads, kMaxCtas) gemv_lowbit_kernel(const GemvProblem p) {
   using Weights = LowbitWeights<kFormat>;
-  constexpr int kUnitBytes = quant::unit_bytes(kFormat);
+  constexpr int kUnitBytes = quant::unit_bytes(kFormat), kStageBytes = kTiles * kUnitBytes;
   extern __shared__ __align__(128) uint8_t gemv_shared[];
-  uint8_t *ring = gemv_shared, *rows = ring + p.ring * kUnitBytes;
+  uint8_t *ring = gemv_shared, *rows = ring + p.ring * kStageBytes;
   __shared__ uint64_t full[kMaxRing], empty[kMaxRing];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   if (threadIdx.x == 0) {
@@ -74,23 +79,34 @@ __global__ void __launch_bounds__(kThreads, kMaxCtas) gemv_lowbit_kernel(const G
   const int segment = static_cast<int>(blockIdx.x) % p.segments;
   const int first_unit = segment * quant::kSegmentUnits;
   const int units = min(quant::kSegmentUnits, p.column_units - first_unit);
+  const int first_item = static_cast<int>(blockIdx.x) / p.segments;
+  // Behind the last tile the last one again, whose sums nobody stores.
+  const auto units_of = [&](int item, int i) {
+    const int tile = min(item * kTiles + i, p.row_tiles - 1);
+    return p.op.weights + (int64_t{tile} * p.column_units + first_unit) * kUnitBytes;
+  };
   __syncthreads();  // the barriers are there
   ptx::let_dependents_start();
   if (warp == kWarps && lane == 0) {  // to L2 alone, where nothing that is still written stays as it was
-    const int tile = static_cast<int>(blockIdx.x) / p.segments;
-    const uint8_t* from = p.op.weights + (int64_t{tile} * p.column_units + first_unit) * kUnitBytes;
-    ptx::prefetch_l2(from, min(units, p.ring) * kUnitBytes);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+      ptx::prefetch_l2(units_of(first_item, i), min(units, p.ring) * kUnitBytes);
   }
   ptx::wait_for_previous();
   if (warp == kWarps) {
     uint32_t stage = 0, parity = 1;
-    for (int tile = static_cast<int>(blockIdx.x) / p.segments; lane == 0 && tile < p.row_tiles;
-         tile += p.tiles_apart) {
-      const uint8_t* from = p.op.weights + (int64_t{tile} * p.column_units + first_unit) * kUnitBytes;
-      for (int i = 0; i < units; ++i) {
+    for (int item = first_item; lane == 0 && item < p.items; item += p.items_apart) {
+      const uint8_t* from[kTiles];
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) from[i] = units_of(item, i);
+      for (int unit = 0; unit < units; ++unit) {
         ptx::barrier_wait(empty + stage, parity);
-        ptx::barrier_arrive_expect(full + stage, kUnitBytes);
-        ptx::bulk_copy(ring + stage * kUnitBytes, from + int64_t{i} * kUnitBytes, kUnitBytes, full + stage);
+        ptx::barrier_arrive_expect(full + stage, kStageBytes);
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+          ptx::bulk_copy(ring + stage * kStageBytes + i * kUnitBytes, from[i], kUnitBytes, full + stage);
+          from[i] += kUnitBytes;
+        }
         if (++stage == static_cast<uint32_t>(p.ring)) stage = 0, parity ^= 1u;
       }
     }
@@ -103,51 +119,66 @@ __global__ void __launch_bounds__(kThreads, kMaxCtas) gemv_lowbit_kernel(const G
   const uint8_t* x = (mine ? rows + g * p.row_bytes() : zeros) + t * 16;
   const int unit_apart = mine ? 256 : 0;
   if (threadIdx.x < kZeroBytes / 4) reinterpret_cast<uint32_t*>(zeros)[threadIdx.x] = 0;
+  // Kept in registers: they are of every unit.
+  uint32_t full_at = ptx::shared_address(full), empty_at = ptx::shared_address(empty);
+  ptx::keep_in_register(full_at);
+  ptx::keep_in_register(empty_at);
   uint32_t stage = 0, parity = 0;
   bool loaded = false;  // the only window there is
-  for (int tile = static_cast<int>(blockIdx.x) / p.segments; tile < p.row_tiles; tile += p.tiles_apart) {
-    float sum[4] = {};
-    for (int i = 0; i < units; ++i) {
-      if ((i & (p.window() - 1)) == 0 && (units > p.window() || !loaded)) {
+  for (int item = first_item; item < p.items; item += p.items_apart) {
+    float sum[kTiles][4] = {};
+    for (int first = 0; first < units; first += p.window()) {
+      if (units > p.window() || !loaded) {
         ptx::named_barrier<1, kWarps * 32>();  // the consumers: nobody reads the window before
-        load_rows(p, first_unit + i, rows);
+        load_rows(p, first_unit + first, rows);
         ptx::named_barrier<1, kWarps * 32>();  // the activations are there
         loaded = true;
       }
-      ptx::barrier_wait(full + stage, parity);
-      const uint8_t* unit = ring + stage * kUnitBytes;
-      // All loads of the unit before its chain of products, which is what takes longest.
-      uint32_t words[quant::kUnitSteps];
-      typename Weights::Scale scales[quant::kUnitSteps / Weights::kSteps];
-      uint4 b[4];
+      const uint8_t* x_of_unit = x;
+      for (int left = min(units - first, p.window()); left > 0; --left, x_of_unit += unit_apart) {
+        ptx::barrier_wait_at(full_at + stage * 8, parity);
+        const uint8_t* unit = ring + stage * kStageBytes;
+        // All loads of the unit before its chain of products, which is what takes longest.
+        uint32_t words[kTiles][quant::kUnitSteps];
+        typename Weights::Scale scales[kTiles][quant::kUnitSteps / Weights::kSteps];
+        uint4 b[4];
 #pragma unroll
-      for (int s = 0; s < quant::kUnitSteps; ++s) words[s] = lowbit::word_at(unit, s, warp, lane);
+        for (int c = 0; c < 4; ++c) b[c] = *reinterpret_cast<const uint4*>(x_of_unit + c * 64);
 #pragma unroll
-      for (int s = 0; s < quant::kUnitSteps; s += Weights::kSteps)
-        scales[s / Weights::kSteps] = Weights::scale(unit, s, warp, lane);
+        for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        b[c] = *reinterpret_cast<const uint4*>(x + (i & (p.window() - 1)) * unit_apart + c * 64);
+          for (int s = 0; s < quant::kUnitSteps; ++s)
+            words[i][s] = lowbit::word_at(unit + i * kUnitBytes, s, warp, lane);
+#pragma unroll
+          for (int s = 0; s < quant::kUnitSteps; s += Weights::kSteps)
+            scales[i][s / Weights::kSteps] = Weights::scale(unit + i * kUnitBytes, s, warp, lane);
+        }
+#pragma unroll
+        for (int s = 0; s < quant::kUnitSteps; ++s) {
+#pragma unroll
+          for (int i = 0; i < kTiles; ++i) {
+            uint32_t w[4];
+            Weights::weights(words[i][s], scales[i][s / Weights::kSteps], w);
+            ptx::mma_bf16(sum[i], w, s % 2 == 0 ? b[s / 2].x : b[s / 2].z,
+                          s % 2 == 0 ? b[s / 2].y : b[s / 2].w);
+          }
+        }
+        __syncwarp();
+        if (lane == 0) ptx::barrier_arrive_at(empty_at + stage * 8);
+        if (++stage == static_cast<uint32_t>(p.ring)) stage = 0, parity ^= 1u;
       }
-#pragma unroll
-      for (int s = 0; s < quant::kUnitSteps; ++s) {
-        uint32_t w[4];
-        Weights::weights(words[s], scales[s / Weights::kSteps], w);
-        ptx::mma_bf16(sum, w, s % 2 == 0 ? b[s / 2].x : b[s / 2].z, s % 2 == 0 ? b[s / 2].y : b[s / 2].w);
-      }
-      __syncwarp();
-      if (lane == 0) ptx::barrier_arrive(empty + stage);
-      if (++stage == static_cast<uint32_t>(p.ring)) stage = 0, parity ^= 1u;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int64_t output = int64_t{tile} * quant::kUnitRows + warp * 16 + g + i / 2 * 8;
+    for (int i = 0; i < 4 * kTiles; ++i) {
+      const int64_t output =
+          (int64_t{item} * kTiles + i / 4) * quant::kUnitRows + warp * 16 + g + i % 4 / 2 * 8;
       const int row = 2 * t + i % 2;
+      const float of = sum[i / 4][i % 4];
       if (row >= p.op.m || output >= p.op.n) continue;
       if (p.segments == 1) {
-        store_lowbit(p.op, sum[i] * LowbitWeights<kFormat>::kUnscale, 0, row, output);
+        store_lowbit(p.op, of * LowbitWeights<kFormat>::kUnscale, 0, row, output);
       } else {  // [segment][row][n]
-        p.op.workspace[(int64_t{segment} * p.op.m + row) * p.op.n + output] = sum[i];
+        p.op.workspace[(int64_t{segment} * p.op.m + row) * p.op.n + output] = of;
       }
     }
   }
@@ -164,6 +195,38 @@ __global__ void __launch_bounds__(256) add_segments_kernel(const GemvProblem p, 
   }
 }
 
+// CTAs of an SM, so many that the SM with most items has the fewest: all have the same number of CTAs, and
+// CTAs the same number of items, or one less.
+struct GemvPlan {
+  GemvProblem p;
+  int64_t tiles_of_sm = INT64_MAX;
+  size_t bytes = 0;
+};
+GemvPlan plan_gemv(GemvProblem p, int tiles, int unit_bytes, const Device& device) {
+  GemvPlan plan;
+  p.items = (p.row_tiles + tiles - 1) / tiles;
+  const auto m = static_cast<int>(p.op.m), stage_bytes = tiles * unit_bytes;
+  constexpr int kBarrierBytes = 1024 + 2 * 8 * kMaxRing;
+  const auto consider = [&](int ctas) {
+    const int apart = std::max(1, device.sm_count() * ctas / p.segments);
+    const int64_t tiles_of_sm = int64_t{ctas} * ((p.items + apart - 1) / apart) * tiles;
+    GemvProblem with = p;
+    const int room = static_cast<int>(device.max_shared_memory()) / ctas - kBarrierBytes - kZeroBytes;
+    with.window_bits = m * (quant::kSegmentUnits * 256 + 64) <= room / 3 ? 5 : 4;
+    with.ring = std::min((room - m * with.row_bytes()) / stage_bytes, kMaxRing);
+    if (tiles_of_sm > plan.tiles_of_sm || with.ring < 3) return;
+    with.items_apart = std::min(apart, p.items);
+    plan.tiles_of_sm = tiles_of_sm;
+    plan.p = with;
+    plan.bytes =
+        std::max<size_t>(static_cast<size_t>(with.ring * stage_bytes + m * with.row_bytes() + kZeroBytes),
+                         device.max_shared_memory() / (ctas + 1));  // no more CTAs on an SM
+  };
+  for (int ctas = kMinCtas; ctas <= kMaxCtas; ++ctas) consider(ctas);
+  for (int ctas = kMinCtas - 1; plan.bytes == 0 && ctas > 0; --ctas) consider(ctas);  // less shared memory
+  return plan;
+}
+
 template <mr_lowbit_format kFormat>
 void launch_as(const LowbitGemm& op, const Launch& at) {
   const quant::UnitGrid grid(op.n, op.k);
@@ -172,31 +235,16 @@ void launch_as(const LowbitGemm& op, const Launch& at) {
   p.row_tiles = static_cast<int32_t>(grid.row_tiles);
   p.column_units = static_cast<int32_t>(grid.column_units);
   p.segments = (p.column_units + quant::kSegmentUnits - 1) / quant::kSegmentUnits;
-  // CTAs of an SM, so many that the SM with most items has the fewest: all have the same number of CTAs, and
-  // CTAs the same number of items, or one less.
-  const int sms = at.device.sm_count();
-  constexpr int kUnitBytes = quant::unit_bytes(kFormat), kBarrierBytes = 1024 + 2 * 8 * kMaxRing;
-  int64_t least = INT64_MAX;
-  size_t bytes = 0;
-  const auto consider = [&](int ctas) {
-    const int apart = sms * ctas / p.segments < 1 ? 1 : sms * ctas / p.segments;
-    const int64_t items = int64_t{ctas} * ((p.row_tiles + apart - 1) / apart);
-    GemvProblem with = p;
-    const int room = static_cast<int>(at.device.max_shared_memory()) / ctas - kBarrierBytes - kZeroBytes;
-    with.window_bits = op.m * (quant::kSegmentUnits * 256 + 64) <= room / 3 ? 5 : 4;
-    with.ring = std::min((room - static_cast<int>(op.m) * with.row_bytes()) / kUnitBytes, kMaxRing);
-    if (items > least || with.ring < 3) return;
-    least = items;
-    p = with;
-    p.tiles_apart = std::min(apart, p.row_tiles);
-    bytes = std::max<size_t>(p.ring * kUnitBytes + static_cast<size_t>(op.m) * p.row_bytes() + kZeroBytes,
-                             at.device.max_shared_memory() / (ctas + 1));  // no more CTAs on an SM
-  };
-  for (int ctas = kMinCtas; ctas <= kMaxCtas; ++ctas) consider(ctas);
-  for (int ctas = kMinCtas - 1; bytes == 0 && ctas > 0; --ctas) consider(ctas);  // less shared memory
-  allow_shared_memory(gemv_lowbit_kernel<kFormat>, bytes);
-  launch_dependent("gemv_lowbit_kernel", gemv_lowbit_kernel<kFormat>,
-                   dim3(static_cast<unsigned>(p.tiles_apart * p.segments)), kThreads, bytes, at, p);
+  constexpr int kUnitBytes = quant::unit_bytes(kFormat);
+  const GemvPlan one = plan_gemv(p, 1, kUnitBytes, at.device), two = plan_gemv(p, 2, kUnitBytes, at.device);
+  // Two tiles at a time, where every SM has its CTAs all the same.
+  const bool pairs = two.bytes > 0 && two.tiles_of_sm <= one.tiles_of_sm &&
+                     int64_t{two.p.items} * p.segments >= int64_t{kMinCtas} * at.device.sm_count();
+  const GemvPlan& plan = pairs ? two : one;
+  const auto kernel = pairs ? gemv_lowbit_kernel<kFormat, 2> : gemv_lowbit_kernel<kFormat, 1>;
+  allow_shared_memory(kernel, plan.bytes);
+  launch_dependent("gemv_lowbit_kernel", kernel, dim3(static_cast<unsigned>(plan.p.items_apart * p.segments)),
+                   kThreads, plan.bytes, at, plan.p);
   if (p.segments == 1) return;
   const int64_t blocks = (op.m * op.n + 255) / 256;
   launch_dependent("add_segments_kernel", add_segments_kernel,

@@ -20,7 +20,7 @@
 // 8,192 x 8,192 of MXFP4 ran at 618 TFLOP/s on an H200, not cut at all at 733.
 #pragma once
 
-#include "kernels/cuda/gemm/dense_tile.cuh"
+#include "kernels/cuda/gemm/dense_launch.cuh"
 #include "kernels/cuda/gemm/group_schedule.cuh"
 #include "kernels/cuda/gemm/lowbit.h"
 #include "kernels/cuda/gemm/lowbit_format.cuh"

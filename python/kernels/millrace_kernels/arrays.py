@@ -46,7 +46,7 @@ _Gemm = _struct("Gemm", ("type", _i32), ("m", _i64), ("n", _i64), ("k", _i64), (
                 ("a_scale_stride", _i64), ("b_scale_stride", _i64), ("bias", _ptr), ("activation", _i32),
                 ("residual", _ptr), ("residual_stride", _i64), ("gate_alpha", _f32), ("gate_limit", _f32),
                 ("c_scales", _ptr), ("c_scale_stride", _i64), ("b_type", _i32), ("a_scale_rows", _i32),
-                ("a_scale_cols", _i32), ("b_scale_rows", _i32), ("b_scale_cols", _i32))
+                ("a_scale_cols", _i32), ("b_scale_rows", _i32), ("b_scale_cols", _i32), ("split_k", _i32))
 _Matrix = _struct("Matrix", ("type", _i32), ("experts", _i64), ("rows", _i64), ("cols", _i64), ("data", _ptr),
                   ("row_stride_bytes", _i64), ("scales", _ptr), ("scale_type", _i32), ("rows_per_scale", _i64),
                   ("cols_per_scale", _i64), ("scales_per_row", _i64))

@@ -1,4 +1,5 @@
-// Byte permutation: a table of eight bytes looked up four times in one instruction.
+// Words in registers: a byte permutation (a table of eight bytes looked up four times in one instruction),
+// and a value that the compiler is to keep rather than compute again.
 #pragma once
 
 #include <cstdint>
@@ -12,5 +13,8 @@ __device__ inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selecto
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(selector));
   return result;
 }
+
+// The compiler no longer knows how this came about, so that it stays in its register.
+__device__ inline void keep_in_register(uint32_t& value) { asm volatile("" : "+r"(value)); }
 
 }  // namespace millrace::cuda::ptx
