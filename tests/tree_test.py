@@ -60,7 +60,7 @@ FAMILIES = {
     "src/model/quantized_weights/schemes.h": (
         "src/model/quantized_weights/{awq,bitsandbytes,compressed_integers,gptq,packed_floats}.cpp",),
     "python/src/module_parts.h": ("python/src/{bind_*,module}.cpp",),
-    "kernels/cpu/tables/isa_parts.h": ("kernels/cpu/tables/{scalar,*_avx*,*_neon*}.cpp",),
+    "kernels/cpu/tables/isa_parts.h": ("kernels/cpu/tables/{scalar,left_out,*_avx*,*_neon*}.cpp",),
     "kernels/cpu/quant/encode_table.h": ("kernels/cpu/quant/encode_{scalar,avx2,neon,neon_dotprod}.cpp",),
     # One operation, whose phases and variants are kernels in files of their own: callers choose by shape, not by file.
     "kernels/cuda/attention/attention.h": ("kernels/cuda/attention/{decode*,generic,prefill_wgmma,rope_append_kv}.cu",),
@@ -69,7 +69,7 @@ FAMILIES = {
     "kernels/cuda/gemm/gemm.h": ("kernels/cuda/gemm/{*_wgmma,bf16_wgmma_cluster,packed_mma}.cu",),
     "kernels/cuda/gemv/gemv.h": ("kernels/cuda/gemv/dense.cu",),
     "kernels/cuda/linear/state_scan.h": ("kernels/cuda/linear/{gated_delta,selective_scan}.cu",),
-    "kernels/cuda/moe/moe.h": ("kernels/cuda/moe/{decode_persistent_mxfp4,generic,keep_experts,router}.cu",),
+    "kernels/cuda/moe/moe.h": ("kernels/cuda/moe/{decode_persistent,generic,keep_experts,router}.cu",),
     "kernels/cuda/norm/norm.h": ("kernels/cuda/norm/{embed,rmsnorm}.cu",),
     # An interface above, implemented by a library where it is installed.
     "apps/cli/line_editor.h": ("apps/cli/line_editor/{libedit,plain}.cpp",),

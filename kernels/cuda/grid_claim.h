@@ -1,4 +1,4 @@
-// The right to launch kernels whose CTAs wait for one another (moe/decode_persistent_mxfp4.cu, GEMMs that cut
+// The right to launch kernels whose CTAs wait for one another (moe/decode_persistent.cu, GEMMs that cut
 // tiles between CTAs). All of such a kernel's CTAs must be resident at the same time; two such kernels side
 // by side on one GPU could each have some of their CTAs resident and wait for the rest for ever. So one
 // executor of a process has the right on a GPU; the others launch kernels that give the same bits without

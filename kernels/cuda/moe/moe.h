@@ -1,9 +1,9 @@
 // Mixture of experts around the products: the router, top-k routing, the activation and combining; and all of
 // it in one persistent kernel for one token.
-// Parameters are plain structs; pointers are
-// device memory unless they say otherwise. Launches are asynchronous on the stream, take counts of zero, and
-// throw Error{kDevice} when refused. B = 4.3 TB/s, the measured copy of an H200: a floor is what a kernel
-// could reach.
+//
+// Parameters are plain structs; pointers are device memory unless they say otherwise. Launches are
+// asynchronous on the stream, take counts of zero, and throw Error{kDevice} when refused. B = 4.3 TB/s, the
+// measured copy of an H200: a floor is what a kernel could reach.
 #pragma once
 
 #include <cstdint>
@@ -56,9 +56,10 @@ void launch_router(const Router& op, const Launch& at);
 // Rows of x as bf16, without a norm; cols a multiple of 4.
 void launch_rows_to_bf16(const float* x, int64_t rows, int64_t cols, uint16_t* x_bf16, const Launch& at);
 
-// The router and the experts in one persistent kernel, for one token and MXFP4 experts whose columns leave
-// the last segment empty. Its CTAs wait for one another: who launches it has the claim on the whole grid
-// (grid_claim.h). `sync`: zeros at first. The same bits as launch_router and launch_gemv_experts.
+// The router and the experts in one persistent kernel, for one token: MXFP4 experts whose columns leave the
+// last segment empty, and 4-bit codes of 1,056 to 2,048 columns and up to 1,024 rows (Qwen3-30B-A3B). Its
+// CTAs wait for one another: who launches it has the claim on the whole grid (grid_claim.h). `sync`: zeros at
+// first. The same bits as launch_router and launch_gemv_experts.
 struct PersistentMoeSync {
   uint64_t scores[128];  // each with the number of the kernel it is for
   uint32_t epoch;        // kernels so far

@@ -1,12 +1,11 @@
-// The router and the experts of one token with MXFP4 weights in one persistent kernel, a CTA to each SM, all
-// resident. What two kernels would wait for at their boundary goes through words in global memory, and the
-// ring of weights does not stop: while gate and up are added up and all CTAs wait for one another, down's
-// tiles arrive.
+// The router and the experts of one token in one persistent kernel, a CTA to each SM, all resident. What two
+// kernels would wait for at their boundary goes through words in global memory, and the ring of weights does
+// not stop: while gate and up are added up and all CTAs wait for one another, down's tiles arrive.
 //
-// A CTA is fifteen consumer warps, one per split-K segment (the sixteenth segment is empty), and a producer
-// warp. In turn: the norm of the row (every CTA for itself) and one expert's score in each of the first CTAs;
-// top-k routing, in every CTA, when all scores are there; gate and up of some tiles; all CTAs wait until the
-// activations are there; down of some tiles.
+// A CTA is fifteen or sixteen consumer warps, one per split-K segment (of MXFP4 with 2,880 columns the
+// sixteenth is empty), and a producer warp. In turn: the norm of the row (every CTA for itself) and one
+// expert's score in each of the first CTAs; top-k routing, in every CTA, when all scores are there; gate and
+// up of some tiles; all CTAs wait until the activations are there; down of some tiles.
 //
 // Roofline: gpt-oss-20b: 52.9 MB of tiles, 12.3 us at B = 4.3 TB/s, after some 4 us in which nothing can be
 // loaded: the row, the scores, the choice and the first bytes. Some 38 instructions of a warp per 16 x 32
@@ -19,9 +18,15 @@
 namespace millrace::cuda {
 namespace {
 
-using Format = ExpertFormat<PackedFormat::kMxfp4>;
-constexpr int kWarps = kSplitK, kConsumerWarps = kWarps - 1;
-constexpr int kThreads = kWarps * kWarpLanes, kConsumerThreads = kConsumerWarps * kWarpLanes;
+// kConsumerWarps: split-K segments that are not empty, or more. kUpSteps, kDownSteps: K steps of a whole
+// segment.
+template <PackedFormat kFormat, int kWarps, int kUp, int kDown>
+struct MoeConfig {
+  using Format = ExpertFormat<kFormat>;
+  static constexpr float kUnscale = TileFormat<kFormat>::kUnscale;
+  static constexpr int kConsumerWarps = kWarps, kUpSteps = kUp, kDownSteps = kDown;
+  static constexpr int kConsumerThreads = kWarps * kWarpLanes, kThreads = kConsumerThreads + kWarpLanes;
+};
 constexpr int kRound = 12;  // work items of gate and up whose partial sums are kept before they are added up
 constexpr int kScoreWarps = 4;  // of an expert's score: the sum's order, as in router.cu
 constexpr int kNormBarrier = 1, kConsumerBarrier = 2;
@@ -176,9 +181,10 @@ __device__ inline float half_bias(const GemvExperts& op, const TopK& chosen, int
 }
 
 // partial [item][segment][gate, up][8]. first: of each thread, half_output of the first round.
-template <int kKSteps>
+template <class Config>
 __device__ void gate_up(const MoeParams& p, const TopK& chosen, const WorkItems& items, Ring& ring,
                         const int2* first, const uint8_t* x, float* partial) {
+  constexpr int kConsumerWarps = Config::kConsumerWarps;
   const GemvExperts& op = p.op;
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   const WarpSegment segment(op.gate.k_steps, warp);
@@ -189,15 +195,17 @@ __device__ void gate_up(const MoeParams& p, const TopK& chosen, const WorkItems&
     for (int n = 0; n < count; ++n, ring.advance()) {
       const uint8_t* stage = ring.wait_full();
       float sum[4] = {};
-      Format::multiply<kKSteps>(stage, stage + op.gate.tile_bytes, x, segment, lane, sum);
+      Config::Format::template multiply<Config::kUpSteps>(stage, stage + op.gate.tile_bytes, x, segment, lane,
+                                                          sum);
       ring.release(lane);
       if (lane % 4 == 0) {
         float* to = partial + (n * kConsumerWarps + warp) * kItemRows + lane / 4;
-        to[0] = sum[0] * kPackedUnscale;
-        to[kTileRows] = sum[2] * kPackedUnscale;
+        to[0] = sum[0] * Config::kUnscale;
+        to[kTileRows] = sum[2] * Config::kUnscale;
       }
     }
-    ptx::named_barrier<kConsumerBarrier, kConsumerThreads>();  // all wait for the round's partial sums
+    ptx::named_barrier<kConsumerBarrier,
+                       Config::kConsumerThreads>();  // all wait for the round's partial sums
     const int value = threadIdx.x % kItemRows;
     float half = 0.0f;
     if (half_of.x >= 0) {
@@ -208,10 +216,11 @@ __device__ void gate_up(const MoeParams& p, const TopK& chosen, const WorkItems&
     const float up = __shfl_down_sync(kAllLanes, half, kTileRows);
     if (half_of.x >= 0 && value < kTileRows)
       store_act(op, half_of.x, half_of.y, activate(op.activation, half, up));
-    ptx::named_barrier<kConsumerBarrier, kConsumerThreads>();  // and read, and the activations written
+    ptx::named_barrier<kConsumerBarrier,
+                       Config::kConsumerThreads>();  // and read, and the activations written
   }
 }
-static_assert(kRound * kItemRows <= kConsumerThreads);
+static_assert(kRound * kItemRows <= (kSplitK - 1) * kWarpLanes);  // a sum each
 
 // A warp's segment of the k rows of activations, to where it alone reads it: four slots at a time, 16 bytes a
 // lane.
@@ -241,9 +250,10 @@ __device__ void load_act(const GemvExperts& op, const WarpSegment& segment, uint
 }
 
 // partial [slot][tile][segment][8].
-template <int kKSteps>
+template <class Config>
 __device__ void down(const MoeParams& p, const TopK& chosen, const WorkItems& items, Ring& ring,
                      uint8_t* rows, float* partial, uint32_t all_ctas) {
+  constexpr int kConsumerWarps = Config::kConsumerWarps;
   const GemvExperts& op = p.op;
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   const WarpSegment segment(op.down.k_steps, warp);
@@ -254,8 +264,8 @@ __device__ void down(const MoeParams& p, const TopK& chosen, const WorkItems& it
     const DownOutput out = load_down_output(op, chosen, first + min(warp, count - 1), lane);
     if (u0 == 0) {
       if (threadIdx.x == 0) ptx::wait_count(&p.sync->arrived, all_ctas);
-      ptx::named_barrier<kConsumerBarrier, kConsumerThreads>();  // all wait for all CTAs' activations
-      load_act<kKSteps>(op, segment, rows, lane);
+      ptx::named_barrier<kConsumerBarrier, Config::kConsumerThreads>();  // all wait for all CTAs' activations
+      load_act<Config::kDownSteps>(op, segment, rows, lane);
     }
     for (int slot = 0; slot < op.k; slot += 2) {
       const uint8_t* row = rows + (slot + lane / 4 % 2) * stride;
@@ -263,25 +273,29 @@ __device__ void down(const MoeParams& p, const TopK& chosen, const WorkItems& it
       for (int n = 0; n < count; ++n, ring.advance(), to += kConsumerWarps * kTileRows) {
         const uint8_t* stage = ring.wait_full();
         float sum[4] = {};
-        Format::multiply<kKSteps>(stage, stage + op.down.tile_bytes, row, segment, lane, sum);
+        Config::Format::template multiply<Config::kDownSteps>(stage, stage + op.down.tile_bytes, row, segment,
+                                                              lane, sum);
         ring.release(lane);
         if (lane % 4 != 0) continue;
-        to[0] = sum[0] * kPackedUnscale;
-        to[kSlot] = sum[3] * kPackedUnscale;
+        to[0] = sum[0] * Config::kUnscale;
+        to[kSlot] = sum[3] * Config::kUnscale;
       }
     }
-    ptx::named_barrier<kConsumerBarrier, kConsumerThreads>();  // all wait for the round's partial sums
+    ptx::named_barrier<kConsumerBarrier,
+                       Config::kConsumerThreads>();  // all wait for the round's partial sums
     if (warp < count) {
       store_down_output<kConsumerWarps>(op, chosen, out, partial + warp * kConsumerWarps * kTileRows, kSlot,
                                         first + warp, lane);
     }
     if (u0 + kDownTiles < items.down_tiles)
-      ptx::named_barrier<kConsumerBarrier, kConsumerThreads>();  // and read, before the next round's
+      ptx::named_barrier<kConsumerBarrier, Config::kConsumerThreads>();  // and read, before the next round's
   }
 }
 
-template <int kKSteps>
-__global__ void __launch_bounds__(kThreads, 2) persistent_moe_kernel(const __grid_constant__ MoeParams p) {
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kConsumerWarps < kSplitK ? 2 : 1)
+    persistent_moe_kernel(const __grid_constant__ MoeParams p) {
+  constexpr int kConsumerWarps = Config::kConsumerWarps, kConsumerThreads = Config::kConsumerThreads;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ TopK chosen;
   __shared__ WorkItems known;
@@ -338,57 +352,62 @@ __global__ void __launch_bounds__(kThreads, 2) persistent_moe_kernel(const __gri
     return;
   }
   auto* partial = reinterpret_cast<float*>(rows + static_cast<uint32_t>(op.gate.k_steps) * kKStepColumns * 2);
-  gate_up<kKSteps>(p, chosen, items, ring, first, rows, partial);
+  gate_up<Config>(p, chosen, items, ring, first, rows, partial);
   const uint32_t all_ctas = (epoch + 1) * gridDim.x;
   if (threadIdx.x == 0) ptx::add_release(&p.sync->arrived, 1);
-  down<kKSteps>(p, chosen, items, ring, rows, p.layout.partial(shared), all_ctas);
+  down<Config>(p, chosen, items, ring, rows, p.layout.partial(shared), all_ctas);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     ptx::wait_count(&p.sync->arrived, all_ctas);  // so all have read the epoch
     p.sync->epoch = epoch + 1;
   }
 }
 
+// The warps of a CTA that multiply: the last segment of MXFP4's is empty.
+int consumer_warps(const GemvExperts& op) {
+  return op.gate.format == PackedFormat::kMxfp4 ? kSplitK - 1 : kSplitK;
+}
+
 GemvLayout moe_layout(const GemvExperts& op, const Device& device) {
   GemvLayout layout;
   const uint32_t max_tile = op.gate.tile_bytes > op.down.tile_bytes ? op.gate.tile_bytes : op.down.tile_bytes;
-  const auto k = static_cast<uint32_t>(op.k);
-  const uint32_t gate_up = row_bytes(op.gate) + kRound * kConsumerWarps * kItemRows * sizeof(float);
+  const auto k = static_cast<uint32_t>(op.k), warps = static_cast<uint32_t>(consumer_warps(op));
+  const uint32_t gate_up = row_bytes(op.gate) + kRound * warps * kItemRows * sizeof(float);
   const uint32_t act = k * row_bytes(op.down);
   layout.stage_bytes = 2 * max_tile;
   layout.rows_bytes = gate_up > act ? gate_up : act;
   static_assert(2 * kDownTiles * kTileRows * sizeof(float) >=
                 kWarpLanes * sizeof(int2));  // half_output, k >= 2
-  layout.partial_bytes = k * kDownTiles * kConsumerWarps * kTileRows * sizeof(float);
+  layout.partial_bytes = k * kDownTiles * warps * kTileRows * sizeof(float);
   const uint32_t fixed = layout.total();
-  const uint32_t limit =
-      device.max_shared_memory() < kPersistentBytes ? device.max_shared_memory() : kPersistentBytes;
+  const uint32_t most = op.gate.format == PackedFormat::kMxfp4 ? kPersistentBytes : kDeepBytes;
+  const uint32_t limit = device.max_shared_memory() < most ? device.max_shared_memory() : most;
   const uint32_t fit = fixed < limit ? (limit - fixed) / layout.stage_bytes : 0;
   layout.stages = static_cast<int32_t>(fit < kMaxStages ? fit : kMaxStages);
   return layout;
 }
 
-template <int kKSteps>
+template <class Config>
 void launch(const MoeParams& p, const Launch& at) {
-  const auto kernel = persistent_moe_kernel<kKSteps>;
+  const auto kernel = persistent_moe_kernel<Config>;
   allow_shared_memory(kernel, p.layout.total());
   launch_dependent("persistent_moe_kernel", kernel, dim3(static_cast<unsigned>(at.device.sm_count())),
-                   kThreads, p.layout.total(), at, p);
+                   Config::kThreads, p.layout.total(), at, p);
 }
 
 }  // namespace
 
 bool supports_persistent_moe(const Router& router, const GemvExperts& op, const Device& device) {
-  const auto is_mxfp4 = [](const PackedMatrix& w) { return w.format == PackedFormat::kMxfp4; };
-  if (!is_mxfp4(op.gate) || !is_mxfp4(op.up) || !is_mxfp4(op.down)) return false;
+  const PackedFormat format = op.gate.format;
+  if (format != PackedFormat::kMxfp4 && format != PackedFormat::kQ4) return false;
+  if (op.up.format != format || op.down.format != format) return false;
   if (!device.has_bulk_copies()) return false;
   if (op.tokens != 1 || op.k > kMaxTopK || op.k % 2 != 0 || op.experts > kMaxExperts ||
       op.experts > device.sm_count())
     return false;
-  const int per = k_steps_per_segment(op.gate.k_steps);
-  const auto last_is_empty = [&](const PackedMatrix& w) { return w.k_steps <= kConsumerWarps * per; };
-  if (per > 4 || k_steps_per_segment(op.down.k_steps) != per || !last_is_empty(op.gate) ||
-      !last_is_empty(op.down))
-    return false;
+  const int up = k_steps_per_segment(op.gate.k_steps), down = k_steps_per_segment(op.down.k_steps);
+  const bool has_kernel = format == PackedFormat::kMxfp4 ? up <= 4 && down == up : up == 2 && down == 1;
+  const auto fits = [&](const PackedMatrix& w, int per) { return w.k_steps <= consumer_warps(op) * per; };
+  if (!has_kernel || !fits(op.gate, up) || !fits(op.down, down)) return false;
   if (router.cols % 32 != 0 || router.cols != op.gate.cols || op.gate.rows != op.down.cols) return false;
   const GemvLayout layout = moe_layout(op, device);
   // And room for a router's row and the normed one where the ring will be.
@@ -398,12 +417,14 @@ bool supports_persistent_moe(const Router& router, const GemvExperts& op, const 
 
 void launch_persistent_moe(const Router& router, const GemvExperts& op, PersistentMoeSync* sync,
                            const Launch& at) {
+  using enum PackedFormat;
   const MoeParams p{router, op, moe_layout(op, at.device), sync};
   const int per = k_steps_per_segment(op.gate.k_steps);
-  if (per == 1) return launch<1>(p, at);
-  if (per == 2) return launch<2>(p, at);
-  if (per == 3) return launch<3>(p, at);
-  launch<4>(p, at);
+  if (op.gate.format == kQ4) return launch<MoeConfig<kQ4, kSplitK, 2, 1>>(p, at);
+  if (per == 1) return launch<MoeConfig<kMxfp4, kSplitK - 1, 1, 1>>(p, at);
+  if (per == 2) return launch<MoeConfig<kMxfp4, kSplitK - 1, 2, 2>>(p, at);
+  if (per == 3) return launch<MoeConfig<kMxfp4, kSplitK - 1, 3, 3>>(p, at);
+  launch<MoeConfig<kMxfp4, kSplitK - 1, 4, 4>>(p, at);
 }
 
 }  // namespace millrace::cuda
