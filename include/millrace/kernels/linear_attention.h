@@ -89,8 +89,8 @@ MR_API mr_status mr_chunk_wkv7(mr_device* device, const mr_wkv7_args* args, void
  * each time. Nothing grows with the square of a length.
  * A CPU adds in double, with the same bits on any number of threads; of each thread's longest sequence the
  * workspace has a state in double for each 16 tokens and 18 besides. cu_seqlens is read by the workspace
- * functions too. A GPU multiplies in bf16 where it has warpgroup products (H100, H200), else in TF32, and adds
- * in float32: errors of up to 1e-2 of an array's largest were seen in bf16, of 7e-4 in TF32. It needs
+ * functions too. A GPU multiplies in bf16 where it has warpgroup products (H100, H200), else in TF32, and
+ * adds in float32: errors of up to 1e-2 of an array's largest were seen in bf16, of 7e-4 in TF32. It needs
  * forward.most_tokens, by which the workspace is sized: of lengths that lie on a GPU nobody checks that none
  * is longer. Keys and values have at most 128 dimensions, and of each sequence and head the workspace has at
  * most two states and 256 rows of values for each 64 of most_tokens. Of wkv7 it returns
