@@ -31,12 +31,17 @@ uint64_t sum_of(const Header& header) {
   return xxh64(std::as_bytes(std::span(&header, 1)).first(offsetof(Header, header_sum)));
 }
 
-std::string fault_of(const Header& header, const BlockLabel& label, size_t file_bytes) {
+std::string fault_of(const Header& header) {
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return "magic: expected MRKVBLK";
   if (header.version != kFileVersion || header.header_bytes != sizeof(Header)) {
     return fmt::format("version: found {}, expected {}", header.version, kFileVersion);
   }
   if (header.header_sum != sum_of(header)) return "header checksum: does not match";
+  return {};
+}
+
+std::string fault_of(const Header& header, const BlockLabel& label, size_t file_bytes) {
+  if (std::string fault = fault_of(header); !fault.empty()) return fault;
   if (std::memcmp(header.key, label.key.bytes.data(), sizeof(header.key)) != 0 ||
       header.group != label.group || header.index != label.index) {
     return "name: found another block's";
@@ -108,6 +113,22 @@ std::array<std::byte, kFileHeaderBytes> encode_header(const BlockLabel& label, s
   std::array<std::byte, kFileHeaderBytes> bytes;
   std::memcpy(bytes.data(), &header, sizeof(header));
   return bytes;
+}
+
+std::optional<BlockLabel> decode_header(std::span<const std::byte> file) {
+  Header header;
+  if (file.size() < sizeof(header)) return {};
+  std::memcpy(&header, file.data(), sizeof(header));
+  if (!fault_of(header).empty()) return {};
+  BlockLabel label;
+  label.group = header.group;
+  label.index = header.index;
+  label.raw_bytes = header.raw_bytes;
+  std::memcpy(label.key.bytes.data(), header.key, sizeof(header.key));
+  std::memcpy(label.parent.bytes.data(), header.parent, sizeof(header.parent));
+  std::memcpy(label.tokens.data(), header.tokens, sizeof(header.tokens));
+  if (child_key(label.parent, label.tokens) != label.key) return {};
+  return label;
 }
 
 Decoded decode_file(const BlockLabel& expected, std::span<const std::byte> file) {

@@ -85,6 +85,10 @@ std::optional<FileName> parse_file_name(const std::string& name);
 std::array<std::byte, kFileHeaderBytes> encode_header(const BlockLabel& label, size_t element_bytes,
                                                       std::span<const std::byte> payload);
 
+// Which block a file that begins so is of, as it says itself: nothing when it is not ours, damaged, or when
+// the name does not follow from its parent's and the tokens.
+std::optional<BlockLabel> decode_header(std::span<const std::byte> file);
+
 // The block's bytes, or what was found and what was expected.
 struct Decoded {
   Buffer bytes;

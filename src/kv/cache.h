@@ -122,7 +122,7 @@ class Sequence {
   void reset();  // any state; afterwards the handle is empty
 
   State state() const;
-  int32_t length() const;         // tokens computed. While loading: what it will be if every read succeeds
+  int32_t length() const;  // tokens computed. While loading: what it will be at least if every read succeeds
   int32_t cached_tokens() const;  // of these, found at attach instead of computed
   // The block of group g for positions [16 i, 16 i + 16): kNoBlock once out of the window. Valid until the
   // next call of the cache that names this sequence; only in state kActive.
@@ -195,13 +195,15 @@ class Cache {
   // A sequence that begins with the longest remembered prefix for which there is space (perhaps none: attach
   // always succeeds). Blocks from RAM are there on return; for blocks from disk reading begins and the state
   // is kLoading. A hit may end inside a block: that block is copied. The prompt's last token is never part of
-  // it.
+  // it. After a restart, whether a file goes on as the prompt does is read too: ready() may make the hit
+  // longer.
   Sequence attach(std::shared_ptr<const Prompt> prompt);
   // An empty sequence that matches nothing; what it computes is remembered under salt and variant.
   Sequence make_sequence(std::string_view salt = {}, std::string_view variant = {});
 
   // True when the state is not (any longer) kLoading. If a read failed the hit is looked up again without it:
-  // length() may then be smaller. Call after poll().
+  // length() may then be smaller; it is larger, by less than a block, where a file on disk turned out to
+  // begin as the prompt goes on. Call after poll().
   bool ready(Sequence& sequence);
 
   // Makes positions [length, length + tokens) writable: allocates (forgetting remembered blocks as the policy

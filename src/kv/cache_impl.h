@@ -16,6 +16,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,7 @@ struct Sequence::Rep {
     int32_t index;  // logical block; kNoBlock: the group's source
   };
   std::vector<Load> loads;
+  uint64_t headers_until = 0;  // while loading: it waits for so many headers; 0: for none
   // While loading: blocks held per group whose first tokens go into the sequence's own last block once they
   // are there; kNoBlock for none.
   std::array<int32_t, kMaxKvGroups> sources;
@@ -144,7 +146,12 @@ class Cache::Impl {
   BlockCounts taken_by(int32_t blocks, int32_t position) const;
   bool find_partial(const Prompt& prompt, Hit& hit) const;
   void start(Rep& s, const std::shared_ptr<const Prompt>& prompt);
+  bool hold_copy(Rep& s, int32_t node, int group, int32_t index, int32_t& place);
   void hold_found(Rep& s, const Prompt& prompt, const Hit& hit);
+  void hold_partial(Rep& s, const Hit& hit);
+  void ask_for_headers(Rep& s, const Prompt& prompt, const Hit& hit);
+  bool extend(Rep& s);
+  bool is_whole(const Node& node) const;  // every group has it somewhere
   void take_path(Rep& s, const Hit& hit);
   void take_partial(Rep& s, const Prompt& prompt, const Hit& hit);
   void fill_from_ram(int32_t node, int group, int32_t block);
@@ -152,6 +159,7 @@ class Cache::Impl {
   void copy_sources(Rep& s);
   void undo_start(Rep& s, const Hit& hit) noexcept;
   void count_hit(const Hit& hit);
+  void count_partial(const Hit& hit);
   TierStats& count_block(int32_t node, int32_t index, int32_t position);
 
   // --- cache_sequences.cpp
@@ -160,6 +168,7 @@ class Cache::Impl {
   void hold(int group, int32_t block);
   void unhold(int group, int32_t block);
   void leave_window(int group, int32_t block);
+  void leave_windows(Rep& s);
   void unname(int group, int32_t block);  // the node forgets its copy in the main pool
   // Used just now, as far as a hit of `length` tokens uses it: not the window's blocks (or states) that lie
   // further back.
@@ -198,6 +207,7 @@ class Cache::Impl {
   void drop_file(int32_t node, int group, bool remove);
   void finish_write(const DiskTier::Done& done);
   void finish_read(const DiskTier::Done& done);
+  void finish_header(const DiskTier::Done& done);
   void take_done();
   void feed_writer();
   void turn_disk_off();
@@ -231,6 +241,9 @@ class Cache::Impl {
   int32_t writes_pending_ = 0, reads_pending_ = 0;
   std::deque<int32_t> dirty_;
   std::vector<DiskTier::Done> done_;
+  // Files found at the start whose headers nobody has asked for, by how many blocks come before; newest last.
+  std::unordered_map<int32_t, std::vector<BlockKey>> unread_;
+  uint64_t headers_asked_ = 0, headers_read_ = 0;  // one after another
 
   CacheStats stats_;
 };

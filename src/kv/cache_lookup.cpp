@@ -86,16 +86,18 @@ Cache::Impl::Hit Cache::Impl::find(const Prompt& prompt) const {
   }
 }
 
+bool Cache::Impl::is_whole(const Node& node) const {
+  for (int g = 0; g < num_groups(); ++g) {
+    if (!node.copies[g].anywhere()) return false;
+  }
+  return true;
+}
+
 // All blocks of the path, and of the next one the first tokens: it is copied, and its other places are
 // computed. False, and nothing is changed, when there is no such block, no tail to go on from there, or no
 // room.
 bool Cache::Impl::find_partial(const Prompt& prompt, Hit& hit) const {
-  const auto usable = [&](const Node& node) {
-    for (int g = 0; g < num_groups(); ++g) {
-      if (!node.copies[g].anywhere()) return false;
-    }
-    return true;
-  };
+  const auto usable = [&](const Node& node) { return is_whole(node); };
   const int32_t begin = hit.blocks * kBlockTokens;
   const int32_t left = static_cast<int32_t>(prompt.tokens.size()) - 1 - begin;
   PrefixIndex::Partial partial;
@@ -181,6 +183,7 @@ void Cache::Impl::start(Rep& s, const std::shared_ptr<const Prompt>& prompt) {
   s.branch_blocks = hit.branch;
   hold_found(s, *prompt, hit);
   try {
+    ask_for_headers(s, *prompt, hit);
     take_path(s, hit);
     if (hit.partial.tokens > 0) take_partial(s, *prompt, hit);
   } catch (...) {
@@ -188,43 +191,51 @@ void Cache::Impl::start(Rep& s, const std::shared_ptr<const Prompt>& prompt) {
     s.key = prompt->root;
     throw;
   }
-  s.state = s.loads.empty() ? Sequence::State::kActive : Sequence::State::kLoading;
-  s.prompt = s.loads.empty() ? nullptr : prompt;
+  const bool there = s.loads.empty() && s.headers_until == 0;
+  s.state = there ? Sequence::State::kActive : Sequence::State::kLoading;
+  s.prompt = there ? nullptr : prompt;
 }
 
 void Cache::Impl::count_hit(const Hit& hit) {
   stats_.hit_tokens += static_cast<uint64_t>(hit.tokens());
   for (int32_t b = 0; b < hit.blocks; ++b) count_block(path_[b], b, hit.tokens()).hit_tokens += kBlockTokens;
-  if (hit.partial.tokens == 0) return;
+  if (hit.partial.tokens > 0) count_partial(hit);
+}
+
+void Cache::Impl::count_partial(const Hit& hit) {
   count_block(hit.partial.node, hit.blocks, hit.tokens()).hit_tokens +=
       static_cast<uint64_t>(hit.partial.tokens);
+}
+
+// A block of the main pool is in its place, one on disk marked as loading without a place. False, and nothing
+// is done, for a block in RAM.
+bool Cache::Impl::hold_copy(Rep& s, int32_t node, int group, int32_t index, int32_t& place) {
+  Copy& copy = index_[node].copies[group];
+  if (copy.block != kNoBlock) {
+    hold(group, place = copy.block);
+    if (copy.loading) s.loads.push_back({group, index});
+  } else if (copy.ram != nullptr) {
+    return false;
+  } else {
+    copy.loading = true;
+    disk_order_.erase(item_of(node, group));
+  }
+  return true;
+}
+
+void Cache::Impl::hold_partial(Rep& s, const Hit& hit) {
+  touch(hit.partial.node, 1, hit.tokens());
+  for (int g = 0; g < num_groups(); ++g) {
+    // The bytes are all that is wanted of a copy in RAM: it may leave meanwhile.
+    if (!hold_copy(s, hit.partial.node, g, kNoBlock, s.sources[g]))
+      s.ram_sources[g] = index_[hit.partial.node].copies[g].ram;
+  }
 }
 
 // Everything that is wanted is made safe, before room is made for what has to come from elsewhere. Blocks of
 // the main pool are in the table, blocks in RAM pinned, blocks on disk marked as loading without a place.
 void Cache::Impl::hold_found(Rep& s, const Prompt& prompt, const Hit& hit) {
-  // False for a block in RAM.
-  const auto hold_copy = [&](int32_t node, int g, int32_t index, int32_t& place) {
-    Copy& copy = index_[node].copies[g];
-    if (copy.block != kNoBlock) {
-      hold(g, place = copy.block);
-      if (copy.loading) s.loads.push_back({g, index});
-    } else if (copy.ram != nullptr) {
-      return false;
-    } else {
-      copy.loading = true;
-      disk_order_.erase(item_of(node, g));
-    }
-    return true;
-  };
-  if (hit.partial.tokens > 0) {
-    touch(hit.partial.node, 1, hit.tokens());
-    for (int g = 0; g < num_groups(); ++g) {
-      // The bytes are all that is wanted of a copy in RAM: it may leave meanwhile.
-      if (!hold_copy(hit.partial.node, g, kNoBlock, s.sources[g]))
-        s.ram_sources[g] = index_[hit.partial.node].copies[g].ram;
-    }
-  }
+  if (hit.partial.tokens > 0) hold_partial(s, hit);
   // Parents last: they are to leave after their children. A partial block that is known as a whole is on the
   // path too; others have been described before.
   const int32_t last = hit.blocks < static_cast<int32_t>(path_.size()) ? hit.blocks : hit.blocks - 1;
@@ -239,9 +250,50 @@ void Cache::Impl::hold_found(Rep& s, const Prompt& prompt, const Hit& hit) {
     table.blocks.assign(hit.blocks, kNoBlock);
     table.first_held = first_seen(g, hit.tokens());
     for (int32_t b = table.first_held; b < hit.blocks; ++b) {
-      if (!hold_copy(path_[b], g, b, table.blocks[b])) pin_ram(path_[b], g);
+      if (!hold_copy(s, path_[b], g, b, table.blocks[b])) pin_ram(path_[b], g);
     }
   }
+}
+
+// Where the path ends and nothing that is known begins as the prompt goes on, a file that was found at the
+// start may. Their headers say so; the newest are asked for, once, and ready() goes on from there.
+void Cache::Impl::ask_for_headers(Rep& s, const Prompt& prompt, const Hit& hit) {
+  constexpr int kMostHeaders = 64;  // 15 tokens are not worth more
+  s.headers_until = 0;
+  const bool ends = hit.blocks > 0 && hit.blocks == static_cast<int32_t>(path_.size()) &&
+                    path_.back() != kNoNode && hit.partial.tokens == 0;
+  if (!disk_on() || !ends || std::ssize(prompt.tokens) - 1 <= hit.tokens()) return;
+  const auto files = unread_.find(hit.blocks);
+  for (int asked = 0; files != unread_.end() && !files->second.empty() && asked < kMostHeaders;
+       files->second.pop_back()) {
+    const int32_t id = index_.find(files->second.back());
+    if (id == kNoNode || index_[id].known || !is_whole(index_[id])) continue;
+    disk_->read_header(index_[id].key, 0, hit.blocks);
+    ++headers_asked_;
+    ++asked;
+  }
+  if (headers_read_ < headers_asked_) s.headers_until = headers_asked_;
+}
+
+// The headers are there: if one of them goes on as the prompt does, the block's first tokens are taken too.
+// False when there is none.
+bool Cache::Impl::extend(Rep& s) {
+  s.headers_until = 0;
+  const Hit hit = find(*s.prompt);
+  if (hit.partial.tokens == 0 || hit.blocks * kBlockTokens != s.length) return false;
+  count_partial(hit);
+  stats_.hit_tokens += static_cast<uint64_t>(hit.partial.tokens);
+  hold_partial(s, hit);
+  try {
+    take_partial(s, *s.prompt, hit);
+  } catch (...) {
+    undo_start(s, hit);
+    s.key = s.prompt->root;
+    throw;
+  }
+  s.length = s.cached = hit.tokens();
+  leave_windows(s);
+  return true;
 }
 
 // The block is the node's own from here on.
@@ -344,6 +396,7 @@ void Cache::Impl::copy_sources(Rep& s) {
 
 bool Cache::Impl::ready(Rep& s) {
   while (s.state == Sequence::State::kLoading) {
+    if (headers_read_ < s.headers_until) return false;
     bool failed = false;
     while (!s.loads.empty() && !failed) {
       const auto [g, b] = s.loads.back();
@@ -360,6 +413,7 @@ bool Cache::Impl::ready(Rep& s) {
       continue;
     }
     copy_sources(s);
+    if (s.headers_until > 0 && extend(s)) continue;
     s.state = Sequence::State::kActive;
     s.prompt.reset();
   }

@@ -67,6 +67,18 @@ void Cache::Impl::leave_window(int group, int32_t block) {
   unhold(group, block);
 }
 
+// What no token behind the sequence's length sees.
+void Cache::Impl::leave_windows(Rep& s) {
+  for (int g = 0; g < num_groups(); ++g) {
+    Rep::Table& table = s.tables[g];
+    const int32_t first = std::min(first_seen(g, s.length), static_cast<int32_t>(table.blocks.size()));
+    for (; table.first_held < first; ++table.first_held) {
+      if (table.blocks[table.first_held] == kNoBlock) continue;
+      leave_window(g, std::exchange(table.blocks[table.first_held], kNoBlock));
+    }
+  }
+}
+
 void Cache::Impl::unname(int group, int32_t block) {
   const int32_t node = std::exchange(pools_[group].blocks[block].node, kNoNode);
   index_[node].copies[group].block = kNoBlock;
@@ -219,14 +231,7 @@ void Cache::Impl::advance(Rep& s, std::span<const int32_t> tokens) {
     }
   }
   s.length = final_length;
-  for (int g = 0; g < num_groups(); ++g) {
-    Rep::Table& table = s.tables[g];
-    const int32_t first = std::min(first_seen(g, s.length), static_cast<int32_t>(table.blocks.size()));
-    for (; table.first_held < first; ++table.first_held) {
-      if (table.blocks[table.first_held] == kNoBlock) continue;
-      leave_window(g, std::exchange(table.blocks[table.first_held], kNoBlock));
-    }
-  }
+  leave_windows(s);
 }
 
 // A full block gets its name. If that is known already, the sequence takes the known block and gives up its

@@ -328,6 +328,7 @@ void Cache::Impl::open_disk() {
     disk_order_.set(item_of(node, found.group), {tick_, 0});
     disk_used_ += found.bytes;
     ++disk_blocks_;
+    if (found.group == 0) unread_[found.index].push_back(found.key);  // other groups' say the same
   }
   while (disk_used_ > options_.disk_bytes) {
     const int32_t item = disk_order_.top();
@@ -428,6 +429,14 @@ void Cache::Impl::finish_read(const DiskTier::Done& done) {
     index_.erase_if_unused(id);
 }
 
+void Cache::Impl::finish_header(const DiskTier::Done& done) {
+  ++headers_read_;
+  if (!done.ok) return;
+  const BlockLabel& label = *done.label;
+  const int32_t node = index_.find(label.key);
+  if (node != kNoNode) index_.describe(node, label.parent, index_[node].index, label.tokens);
+}
+
 void Cache::Impl::feed_writer() {
   constexpr int kMaxPerPoll = 64;  // a step does not wait for more copies than this
   for (int i = 0; i < kMaxPerPoll && !dirty_.empty() && may_stage(); ++i) {
@@ -469,7 +478,9 @@ void Cache::Impl::turn_disk_off() {
 void Cache::Impl::take_done() {
   done_.clear();
   disk_->take(done_);
-  for (const DiskTier::Done& done : done_) done.is_write ? finish_write(done) : finish_read(done);
+  for (const DiskTier::Done& done : done_) {
+    done.is_write ? finish_write(done) : done.is_header ? finish_header(done) : finish_read(done);
+  }
   done_.clear();
   if (!disk_off_ && !disk_->on()) turn_disk_off();
 }
@@ -481,7 +492,8 @@ void Cache::Impl::poll() {
 }
 
 void Cache::Impl::wait(std::chrono::milliseconds at_most) {
-  if (disk_ != nullptr && writes_pending_ + reads_pending_ > 0) disk_->wait(at_most);
+  const bool busy = writes_pending_ + reads_pending_ > 0 || headers_read_ < headers_asked_;
+  if (disk_ != nullptr && busy) disk_->wait(at_most);
   poll();
 }
 

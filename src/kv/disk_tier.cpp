@@ -128,6 +128,11 @@ void DiskTier::read(int32_t item, const BlockLabel& label) {
   push(reader_, {Job::Kind::kRead, item, label, nullptr});
 }
 
+void DiskTier::read_header(const BlockKey& key, int group, int32_t index) {
+  push(reader_,
+       {Job::Kind::kReadHeader, 0, {.key = key, .parent = {}, .group = group, .index = index}, nullptr});
+}
+
 void DiskTier::take(std::vector<Done>& done) {
   const std::lock_guard lock(mutex_);
   done.reserve(done.size() + done_.size());  // may throw: they are still here then
@@ -172,6 +177,7 @@ void DiskTier::work(Worker& worker) {
 DiskTier::Done DiskTier::run(const Job& job) {
   Done done;
   done.is_write = job.kind == Job::Kind::kWrite;
+  done.is_header = job.kind == Job::Kind::kReadHeader;
   done.item = job.item;
   if (!on()) return done;
   const bool removing = job.kind == Job::Kind::kRemove;
@@ -181,7 +187,9 @@ DiskTier::Done DiskTier::run(const Job& job) {
       reason = files_.remove(path(name_of(job.label)));
       if (reason == ENOENT) reason = 0;
     } else {
-      reason = done.is_write ? write_block(job, done) : read_block(job, done);
+      reason = done.is_write    ? write_block(job, done)
+               : done.is_header ? read_header(job, done)
+                                : read_block(job, done);
     }
   } catch (const std::bad_alloc&) {
     done.ok = false;
@@ -276,6 +284,18 @@ int DiskTier::read_block(const Job& job, Done& done) {
   rates_.read = rate(rates_.read, job.label.raw_bytes, Clock::now() - start);
   rates_.file_read = rate(rates_.file_read, file.size(), file_time);
   rates_.bytes_read += file.size();
+  return 0;
+}
+
+// A file with a fault is left for whoever asks for its block.
+int DiskTier::read_header(const Job& job, Done& done) {
+  std::vector<std::byte> header;
+  const int reason = files_.read(path(name_of(job.label)), header, kFileHeaderBytes);
+  if (reason != 0 && reason != EFBIG) return reason == ENOENT ? 0 : reason;
+  done.label = decode_header(header);
+  done.ok = done.label.has_value();
+  const std::lock_guard lock(mutex_);
+  rates_.bytes_read += header.size();
   return 0;
 }
 

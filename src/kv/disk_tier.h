@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -47,10 +48,11 @@ class DiskTier {
     uint64_t bytes = 0;
   };
   struct Done {
-    bool is_write = false, ok = false;
-    int32_t item = 0;           // the caller's number
-    uint64_t stored_bytes = 0;  // of a write: the file's size
-    Buffer bytes;               // of a read
+    bool is_write = false, is_header = false, ok = false;
+    int32_t item = 0;                 // the caller's number
+    uint64_t stored_bytes = 0;        // of a write: the file's size
+    Buffer bytes;                     // of a read
+    std::optional<BlockLabel> label;  // of a header, unless it is damaged
   };
   struct Rates {
     double write = 0, read = 0;  // raw bytes per second of work, with (de)compression
@@ -71,6 +73,7 @@ class DiskTier {
   void write(int32_t item, const BlockLabel& label, Buffer bytes);
   void remove(const BlockKey& key, int group, int32_t index);
   void read(int32_t item, const BlockLabel& label);
+  void read_header(const BlockKey& key, int group, int32_t index);  // what a file says it is
 
   void take(std::vector<Done>& done);            // moves what has finished into done
   bool wait(std::chrono::milliseconds at_most);  // until something has finished; false: the time is over
@@ -80,7 +83,7 @@ class DiskTier {
 
  private:
   struct Job {
-    enum class Kind { kWrite, kRead, kRemove } kind;
+    enum class Kind { kWrite, kRead, kReadHeader, kRemove } kind;
     int32_t item;
     BlockLabel label;
     Buffer bytes;
@@ -96,6 +99,7 @@ class DiskTier {
   Done run(const Job& job);
   int write_block(const Job& job, Done& done);
   int read_block(const Job& job, Done& done);
+  int read_header(const Job& job, Done& done);
   std::vector<std::byte> payload_of(const Job& job, size_t& element_bytes);
   void sample(std::span<const std::byte> raw, std::span<const std::byte> compressed);
   bool pays() const;

@@ -302,6 +302,89 @@ TEST_F(DiskTest, ATailIsReadFromDiskAndCopied) {
   EXPECT_EQ(run(cache, counting(0, 160)), 159) << "the block itself is as it was";
 }
 
+TEST_F(DiskTest, AfterARestartAHitEndsWhereItDidBefore) {
+  // Two that part inside the tenth block, one that parts before it and one that nothing is told about.
+  std::vector<int32_t> other = counting(0, 160), third = counting(0, 160);
+  for (int32_t i = 148; i < 160; ++i) other[i] = 5000 + i;
+  for (int32_t i = 40; i < 160; ++i) third[i] = 6000 + i;
+  for (const auto& tokens : {other, counting(0, 160), third, counting(7000, 160)})
+    remember(options(), tokens);
+  std::vector<int32_t> tokens = counting(0, 155);  // eleven tokens into the last block
+  tokens.push_back(9999);
+  constexpr uint64_t kFile = kTestBlockBytes + kFileHeaderBytes;
+
+  CacheOptions o = options();
+  o.compression = Compression::kOff;
+  for (const fs::path& path : files()) ASSERT_EQ(fs::file_size(path), kFile);
+  Cache cache(o, store);
+  EXPECT_EQ(run(cache, tokens), 155);
+  const CacheStats stats = cache.stats();
+  EXPECT_EQ(stats.disk.hits, 10u);
+  EXPECT_EQ(stats.disk.hit_tokens, 155u);
+  EXPECT_EQ(stats.hit_tokens, 155u);
+  // Ten blocks, and of four tenth blocks what they begin with.
+  EXPECT_EQ(stats.disk.bytes_read, 10 * kFile + 4 * kFileHeaderBytes);
+  tokens.back() = 9998;
+  EXPECT_EQ(run(cache, tokens), 155);
+  EXPECT_EQ(cache.stats().disk.bytes_read, stats.disk.bytes_read) << "once";
+  EXPECT_TRUE(log.lines().empty());
+}
+
+TEST_F(DiskTest, AfterARestartAStateIsTakenInsideABlockToo) {
+  groups = {full(100), state(100), window(64, 100)};
+  store = TestStore(groups);
+  const std::vector<int32_t> turn = counting(0, 159), told = counting(0, 156);
+  const auto next_turn = [&](int32_t first) {
+    std::vector<int32_t> tokens = told;
+    for (int32_t i = 0; i < 40; ++i) tokens.push_back(first + i);
+    return tokens;
+  };
+  int32_t before = 0;
+  {
+    Cache cache(options(), store);
+    run(cache, told);
+    std::vector<int32_t> answered = turn;
+    answered.push_back(1);
+    run(cache, answered);
+    before = run(cache, next_turn(2000));
+    cache.flush();
+  }
+  EXPECT_EQ(before, 156);
+  for (int32_t round = 0; round < 2; ++round) {
+    Cache cache(options(), store);
+    EXPECT_EQ(run(cache, next_turn(3000 + 100 * round)), before);
+    cache.flush();
+  }
+}
+
+TEST_F(DiskTest, AHeaderThatIsDamagedOrGoneCostsTheTokensOfItsBlock) {
+  const Damage damages[] = {
+      {"tokens", [](auto& victim, auto&) { overwrite(victim, 90, 1); }, ""},
+      {"cut", [](auto& victim, auto&) { fs::resize_file(victim, 100); }, ""},
+      {"gone", [](auto& victim, auto&) { fs::remove(victim); }, ""},
+  };
+  std::vector<int32_t> tokens = counting(0, 155);
+  tokens.push_back(9999);
+  for (const Damage& damage : damages) {
+    SCOPED_TRACE(damage.name);
+    for (const fs::path& path : files()) fs::remove(path);
+    remember(options(), counting(0, 160));
+    Cache cache(options(), store);
+    const BlockKey last = cache.make_prompt(counting(0, 160))->keys[9];
+    damage.apply(directory.path() + "/" + file_name(last, 0, 9), {});
+    EXPECT_EQ(run(cache, tokens), 144);
+    EXPECT_TRUE(cache.stats().disk_on);
+  }
+  // A payload that is damaged is seen when the block is read: then the hit is looked up again.
+  for (const fs::path& path : files()) fs::remove(path);
+  remember(options(), counting(0, 160));
+  Cache cache(options(), store);
+  const BlockKey last = cache.make_prompt(counting(0, 160))->keys[9];
+  overwrite(directory.path() + "/" + file_name(last, 0, 9), 180, 1);
+  EXPECT_EQ(run(cache, tokens), 144);
+  EXPECT_EQ(log.lines().size(), 1u);
+}
+
 TEST_F(DiskTest, StrangersInTheDirectory) {
   remember(options(), counting(0, 100));
   const std::string stale = directory.path() + "/" + std::string(32, 'a') + "-0-7.kv0";

@@ -67,8 +67,8 @@ class RealFileSystem final : public FileSystem {
     if (fd.get() < 0) return errno;
     struct stat status {};
     if (::fstat(fd.get(), &status) != 0) return errno;
-    if (static_cast<uint64_t>(status.st_size) > limit) return EFBIG;
-    const size_t begin = to.size(), size = static_cast<size_t>(status.st_size);
+    const bool longer = static_cast<uint64_t>(status.st_size) > limit;
+    const size_t begin = to.size(), size = longer ? limit : static_cast<size_t>(status.st_size);
     to.resize(begin + size);
     size_t done = 0;
     while (done < size) {
@@ -79,7 +79,7 @@ class RealFileSystem final : public FileSystem {
       done += static_cast<size_t>(n);
     }
     to.resize(begin + done);
-    return 0;
+    return longer ? EFBIG : 0;
   }
 
   int rename(const std::string& from, const std::string& to) override {

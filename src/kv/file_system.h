@@ -28,7 +28,7 @@ class FileSystem {
   virtual int list(const std::string& directory, std::vector<FileEntry>& entries) = 0;
   // Creates path and writes the parts one after another. On an error a part of it may be left there.
   virtual int write(const std::string& path, std::span<const std::span<const std::byte>> parts) = 0;
-  // Appends at most limit bytes of the file to `to`; EFBIG when it is longer.
+  // Appends the file to `to`; EFBIG when it is longer than limit, which is then all that is appended.
   virtual int read(const std::string& path, std::vector<std::byte>& to, size_t limit) = 0;
   virtual int rename(const std::string& from, const std::string& to) = 0;
   virtual int remove(const std::string& path) = 0;

@@ -52,12 +52,10 @@ void PrefixIndex::set_buckets(size_t count) {
 void PrefixIndex::describe(int32_t id, const BlockKey& parent, int32_t index,
                            std::span<const int32_t> tokens) {
   Node& node = nodes_[id];
-  if (!node.known) {
-    node.parent_key = parent;
-    node.index = index;
-    std::copy(tokens.begin(), tokens.end(), node.tokens.begin());
-    node.known = true;
-  }
+  node.parent_key = parent;
+  node.index = index;
+  std::copy(tokens.begin(), tokens.end(), node.tokens.begin());
+  node.known = true;
   if (node.parent != kNoNode) return;
   const int32_t parent_id = find(parent);
   if (parent_id == kNoNode) return;

@@ -37,8 +37,9 @@ struct Node {
   BlockKey key, parent_key;
   int32_t index = 0;  // how many blocks come before it
   std::array<int32_t, kBlockTokens> tokens{};
-  bool known =
-      false;  // parent_key and tokens are: not so for a file found at the start, until somebody asks for it
+  // parent_key and tokens are: not so for a file found at the start, until somebody asks for it or its header
+  // is read.
+  bool known = false;
   bool used = false;  // this entry of the array is a node
   int32_t parent = kNoNode, first_child = kNoNode, next_sibling = kNoNode, previous_sibling = kNoNode;
   int32_t next_in_bucket = kNoNode;
