@@ -131,20 +131,17 @@ std::optional<BlockLabel> decode_header(std::span<const std::byte> file) {
   return label;
 }
 
-Decoded decode_file(const BlockLabel& expected, std::span<const std::byte> file) {
+Decoded decode_file(const BlockLabel& expected, std::vector<std::byte> file) {
   Header header;
   if (file.size() < sizeof(header)) {
     return {nullptr, fmt::format("size: found {} bytes, expected at least {}", file.size(), sizeof(header))};
   }
   std::memcpy(&header, file.data(), sizeof(header));
   if (std::string fault = fault_of(header, expected, file.size()); !fault.empty()) return {nullptr, fault};
-  const std::span<const std::byte> payload = file.subspan(sizeof(header));
+  const std::span<const std::byte> payload = std::span(file).subspan(sizeof(header));
   if (xxh64(payload) != header.payload_sum) return {nullptr, "payload checksum: does not match"};
+  if (header.element_bytes == 0) return {std::make_shared<Bytes>(std::move(file), sizeof(header)), {}};
   auto raw = std::make_shared<Bytes>(expected.raw_bytes);
-  if (header.element_bytes == 0) {
-    std::memcpy(raw->span().data(), payload.data(), payload.size());
-    return {raw, {}};
-  }
   Bytes planes(expected.raw_bytes);
   if (!decompress(payload, planes.span())) return {nullptr, "payload: cannot be decompressed"};
   join_planes(planes.span(), header.element_bytes, raw->span());

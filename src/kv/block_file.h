@@ -22,18 +22,21 @@ namespace millrace::kv {
 // Bytes that are not cleared before they are filled.
 class Bytes {
  public:
-  explicit Bytes(size_t size) : data_(new std::byte[size]), size_(size) {}
+  explicit Bytes(size_t size) : own_(new std::byte[size]), data_(own_.get()), size_(size) {}
+  // What lies behind the first `skipped` bytes, where it is.
+  Bytes(std::vector<std::byte> file, size_t skipped)
+      : file_(std::move(file)), data_(file_.data() + skipped), size_(file_.size() - skipped) {}
   ~Bytes() { abandon(); }
   Bytes(const Bytes&) = delete;
   Bytes& operator=(const Bytes&) = delete;
 
   size_t size() const { return size_; }
-  std::span<std::byte> span() { return {data_.get(), size_}; }
+  std::span<std::byte> span() { return {data_, size_}; }
   // Waits for a block that is on its way here; on the engine's thread. For another thread (the disk tier's)
   // somebody has asked before.
   std::span<const std::byte> span() const {
     if (coming_from_ != nullptr) arrive();
-    return {data_.get(), size_};
+    return {data_, size_};
   }
   // Fills the bytes, at some time.
   void read_from(BlockStore& store, int group, int32_t block) {
@@ -52,7 +55,9 @@ class Bytes {
     }
   }
 
-  std::unique_ptr<std::byte[]> data_;
+  std::unique_ptr<std::byte[]> own_;
+  std::vector<std::byte> file_;
+  std::byte* data_;  // in one of these
   size_t size_;
   mutable BlockStore* coming_from_ = nullptr;
 };
@@ -89,11 +94,12 @@ std::array<std::byte, kFileHeaderBytes> encode_header(const BlockLabel& label, s
 // the name does not follow from its parent's and the tokens.
 std::optional<BlockLabel> decode_header(std::span<const std::byte> file);
 
-// The block's bytes, or what was found and what was expected.
+// The block's bytes, which stay where they are unless they are compressed; or what was found and what was
+// expected.
 struct Decoded {
   Buffer bytes;
   std::string fault;
 };
-Decoded decode_file(const BlockLabel& expected, std::span<const std::byte> file);
+Decoded decode_file(const BlockLabel& expected, std::vector<std::byte> file);
 
 }  // namespace millrace::kv

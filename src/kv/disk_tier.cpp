@@ -272,7 +272,8 @@ int DiskTier::read_block(const Job& job, Done& done) {
   }
   if (reason != 0) return reason;
   const auto file_time = Clock::now() - start;
-  Decoded decoded = decode_file(job.label, file);
+  const size_t file_bytes = file.size();
+  Decoded decoded = decode_file(job.label, std::move(file));
   if (decoded.bytes == nullptr) {
     drop(name, decoded.fault);
     return 0;
@@ -282,8 +283,8 @@ int DiskTier::read_block(const Job& job, Done& done) {
   done.bytes = std::move(decoded.bytes);
   const std::lock_guard lock(mutex_);
   rates_.read = rate(rates_.read, job.label.raw_bytes, Clock::now() - start);
-  rates_.file_read = rate(rates_.file_read, file.size(), file_time);
-  rates_.bytes_read += file.size();
+  rates_.file_read = rate(rates_.file_read, file_bytes, file_time);
+  rates_.bytes_read += file_bytes;
   return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <fstream>
 #include <mutex>
+#include <numeric>
 #include <random>
 
 #include "base/error.h"
@@ -547,6 +548,23 @@ TEST(Compressor, RefusesWhatIsNotExactlyItsOutput) {
   EXPECT_FALSE(decompress(packed, shorter.span()));
   packed.pop_back();
   EXPECT_FALSE(decompress(packed, back.span()));
+}
+
+TEST(BlockFile, PlainBytesStayWhereTheyWereRead) {
+  BlockLabel label;
+  label.parent = root_key("test", "");
+  std::iota(label.tokens.begin(), label.tokens.end(), 7);
+  label.key = child_key(label.parent, label.tokens);
+  label.raw_bytes = 1000;
+  const std::vector<std::byte> payload(label.raw_bytes, std::byte{3});
+  const auto header = encode_header(label, 0, payload);
+  std::vector<std::byte> file(header.begin(), header.end());
+  file.insert(file.end(), payload.begin(), payload.end());
+  const std::byte* const at = file.data() + kFileHeaderBytes;
+  const Decoded decoded = decode_file(label, std::move(file));
+  ASSERT_NE(decoded.bytes, nullptr) << decoded.fault;
+  EXPECT_EQ(decoded.bytes->span().data(), at);
+  EXPECT_TRUE(std::ranges::equal(decoded.bytes->span(), payload));
 }
 
 TEST(BlockFile, NamesAreReadBack) {
