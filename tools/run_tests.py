@@ -75,7 +75,7 @@ AHEAD = ("asan", "tsan", "cross", "cuda", "alone", "tidy")
 # What `make test` neither builds nor runs (IN_BULK in cmake/millrace.cmake), and everything else.
 BULK_TARGETS = ("all", "amx_emulated_test", "*_replay")
 # What phases took on two cores with a warm ccache, and some room (--minutes).
-MINUTES = {"dev": 24, "format": 1, "asan": 20, "tsan": 8, "cross": 5, "cuda": 4, "slow": 25, "alone": 6, "tidy": 5, "soak": 4}
+MINUTES = {"dev": 24, "format": 1, "asan": 20, "tsan": 8, "cross": 5, "cuda": 4, "slow": 30, "alone": 6, "tidy": 5, "soak": 4}
 FETCHERS = (("fetch_model.py", "smollm2"), ("fetch_tokenizers.py",), ("fetch_templates.py",))
 
 
